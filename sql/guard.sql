@@ -122,6 +122,13 @@ DECLARE
     family oid[];
     -- Whether an untrusted role can change any table in `family`.
     is_exposed boolean;
+    -- The types of nodes that stored expressions can contain (primnodes.h of PostgreSQL 14 to 18).
+    -- Some were renamed in PostgreSQL 16.
+    known_nodes CONSTANT text[] := '{ARRAY,ARRAYCOERCEEXPR,ARRAYEXPR,BOOLEANTEST,BOOLEXPR,CASE,CASEEXPR,CASETESTEXPR,CASEWHEN,'
+        'COALESCE,COALESCEEXPR,COERCETODOMAIN,COERCETODOMAINVALUE,COERCEVIAIO,COLLATE,COLLATEEXPR,CONST,DISTINCTEXPR,FIELDSELECT,'
+        'FUNCEXPR,JSONBEHAVIOR,JSONCONSTRUCTOREXPR,JSONEXPR,JSONFORMAT,JSONISPREDICATE,JSONRETURNING,JSONVALUEEXPR,MINMAX,'
+        'MINMAXEXPR,NAMEDARGEXPR,NULLIFEXPR,NULLTEST,OPEXPR,RELABELTYPE,ROW,ROWCOMPARE,ROWCOMPAREEXPR,ROWEXPR,'
+        'SCALARARRAYOPEXPR,SQLVALUEFUNCTION,SUBSCRIPTINGREF,VAR,WHEN,XMLEXPR}';
     may_not_lock CONSTANT text := 'role %I owns function walpost.lock_and_examine but may not lock table %I.%I';
     -- ALTER FUNCTION ... OWNER TO is not suggested: the current owner may have changed the
     -- function's body, which would then run with the new owner's privileges.
@@ -432,9 +439,16 @@ BEGIN
                 WHERE castsource = type AND proowner <> ALL (trusted))
         -- To estimate how many rows satisfy the predicate of a partial index, the planner calls functions of range types.
         UNION ALL SELECT class, object, format('uses range type %s, whose functions belong to another role', format_type(t.oid, NULL))
-            FROM mentioned JOIN pg_range ON type IN (rngtypid, rngmultitypid) JOIN pg_type t ON t.oid = rngtypid
-            WHERE typowner <> ALL (trusted) OR EXISTS (SELECT FROM pg_proc
+            FROM mentioned JOIN pg_type m ON m.oid = type
+            JOIN pg_range ON m.oid IN (rngtypid, rngmultitypid) OR m.typelem IN (rngtypid, rngmultitypid)
+            JOIN pg_type t ON t.oid = rngtypid
+            WHERE t.typowner <> ALL (trusted) OR EXISTS (SELECT FROM pg_proc
                 WHERE oid IN (rngcanonical, rngsubdiff) AND proowner <> ALL (trusted))
+        -- The rules above cover the types of nodes that exist in PostgreSQL 14 to 18. A later version
+        -- may add a type that looks up functions in another way.
+        UNION ALL SELECT DISTINCT class, object, format('contains an expression of type %s, which Walpost does not know', ids[1])
+            FROM attached CROSS JOIN regexp_matches(expressions, '\{([A-Z_]+)', 'g') AS m (ids)
+            WHERE is_strict AND ids[1] <> ALL (known_nodes)
         -- Some of PostgreSQL's own functions, such as ts_rewrite(), run text as SQL. None of these
         -- functions is immutable. After functions that are written in SQL have been inlined,
         -- expressions in indexes and partition keys contain only immutable functions, and other

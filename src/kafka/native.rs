@@ -153,8 +153,9 @@ pub(super) fn flush(producer: &BaseProducer<Context>, within: Duration) -> bool 
     result(code).is_ok()
 }
 
-/// Waits up to `within` for a broker to respond.
-pub(super) fn wait_for_broker(producer: &BaseProducer<Context>, within: Duration) {
+/// Queries the metadata of the cluster and of the topics that the producer uses. Waits up to
+/// `within` for a broker to respond.
+pub(super) fn refresh_metadata(producer: &BaseProducer<Context>, within: Duration) {
     let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
     let mut metadata = null();
     // SAFETY: the producer is valid, no topic is passed, and the caller owns the result.

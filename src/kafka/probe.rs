@@ -31,7 +31,7 @@ const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for the brokers to assign a producer ID.
 const PRODUCER_ID_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for determining whether authentication fails.
-const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(3);
+const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// After a connection has failed, how long to wait for a connection to another broker or to another
 /// address of the same host.
 const OTHER_BROKERS_TIMEOUT: Duration = Duration::from_millis(1500);

@@ -82,25 +82,30 @@ impl SeenTopics {
     /// brokers respond or the request times out.
     pub(super) fn compare(&self, producer: &BaseProducer<Context>, topics: &[String]) {
         let pipeline = producer.context().pipeline();
-        let mut changes = Vec::new();
-        if let Some(cluster) = native::cluster_id(producer.client()) {
-            changes.extend(self.record_cluster(cluster));
-        }
+        let mut found = Vec::new();
         for names in topics.chunks(TOPICS_PER_REQUEST_MAX) {
             match native::describe_topics(producer.client(), names, REQUEST_TIMEOUT) {
-                Ok(found) => {
-                    let found = found.into_iter();
-                    changes.extend(
-                        found.filter_map(|(topic, description)| {
-                            self.record_topic(topic, &description)
-                        }),
-                    );
-                }
+                Ok(descriptions) => found.extend(descriptions),
                 // A failed lookup does not affect delivery, and the next comparison detects the
                 // same changes.
                 Err(code) => debug!(pipeline, reason = %code, "failed to look up topics"),
             }
         }
+        // The cluster ID is that of the last metadata response, which may be from before the
+        // cluster was replaced, because librdkafka does not query the metadata when it reconnects.
+        if self.has_changed(&found) {
+            native::refresh_metadata(producer, REQUEST_TIMEOUT);
+        }
+        let cluster = native::cluster_id(producer.client());
+        let mut changes: Vec<_> = cluster
+            .and_then(|cluster| self.record_cluster(cluster))
+            .into_iter()
+            .collect();
+        changes.extend(
+            found
+                .into_iter()
+                .filter_map(|(topic, description)| self.record_topic(topic, &description)),
+        );
         for change in changes {
             warn!(
                 pipeline,
@@ -113,6 +118,21 @@ impl SeenTopics {
             known = topics.iter().filter(|topic| self.contains(topic)).count(),
             "compared topics"
         );
+    }
+
+    /// Returns whether any of the topics was deleted or re-created since it was last seen.
+    fn has_changed(&self, found: &[(String, Description)]) -> bool {
+        let seen = self.lock();
+        found.iter().any(|(topic, description)| {
+            let Some(before) = seen.topics.get(topic.as_str()) else {
+                return false;
+            };
+            match description {
+                Ok(facts) => facts.id.is_some_and(|id| id != before.id),
+                Err(Code::UnknownTopic | Code::UnknownTopicOrPartition) => !before.is_missing,
+                Err(_) => false,
+            }
+        })
     }
 
     /// Records the cluster ID, and returns whether it has changed.

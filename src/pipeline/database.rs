@@ -77,8 +77,7 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     type Locked: LockedQueries;
 
     /// Locks a table, and checks that it has not changed since `version` was read, so that the next
-    /// statement can refer to the table by name. Drop the returned lock once the server has planned
-    /// that statement.
+    /// statement can refer to the table by name.
     fn lock_table(
         &self,
         version: &TableVersion,
@@ -309,11 +308,27 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
 pub(crate) trait LockedQueries: Send + Sync {
     /// Returns the columns that can be used to order the table's rows.
     fn row_order(&self) -> impl Future<Output = Result<RowOrder<'_>, CatalogError>> + Send;
+
+    /// Runs `planned`, which completes once the server process `backend_pid` has planned a
+    /// statement. Then, releases the lock.
+    fn until_planned_by<T: Send>(
+        self,
+        backend_pid: i32,
+        planned: impl Future<Output = T> + Send,
+    ) -> impl Future<Output = Result<T, CatalogError>> + Send;
 }
 
 impl LockedQueries for LockedTable {
     async fn row_order(&self) -> Result<RowOrder<'_>, CatalogError> {
         LockedTable::row_order(self, CreatedAt::UnlessKeyAscends).await
+    }
+
+    async fn until_planned_by<T: Send>(
+        self,
+        backend_pid: i32,
+        planned: impl Future<Output = T> + Send,
+    ) -> Result<T, CatalogError> {
+        LockedTable::until_planned_by(self, backend_pid, planned).await
     }
 }
 

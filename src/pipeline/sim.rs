@@ -161,6 +161,14 @@ impl LockedQueries for () {
     async fn row_order(&self) -> Result<RowOrder<'_>, CatalogError> {
         Ok(RowOrder::from_columns(self, [("id".to_owned(), 20)]))
     }
+
+    async fn until_planned_by<T: Send>(
+        self,
+        _: i32,
+        planned: impl Future<Output = T> + Send,
+    ) -> Result<T, CatalogError> {
+        Ok(planned.await)
+    }
 }
 
 impl CatalogQueries for SimDatabase {

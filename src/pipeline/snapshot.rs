@@ -740,10 +740,10 @@ impl Snapshot {
             return Err(CatalogError::TableChanged(self.plan.name).into());
         }
         let statement = self.plan.statement(&locked).await?;
-        // The server responds once it has planned the statement, so the lock can be released
-        // afterwards.
-        self.connection.copy_out(&statement).await?;
-        drop(locked);
+        // The server responds once it has planned the statement.
+        let backend_pid = self.connection.server_process().await?.pid;
+        let planned = self.connection.copy_out(&statement);
+        locked.until_planned_by(backend_pid, planned).await??;
         let Plan {
             mapping,
             key,

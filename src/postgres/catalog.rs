@@ -6,6 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row};
@@ -13,7 +14,7 @@ use tracing::debug;
 
 use super::connect::conninfo::Conninfo;
 use super::connect::dial;
-use super::connect::dial::{DialError, Notifications, ServerError, SqlLimits};
+use super::connect::dial::{DialError, Notifications, Peer, ServerError, SqlLimits};
 use super::sql_file::{self, SessionKind};
 use super::table::{TableName, identifier};
 use super::table_pattern::TablePatterns;
@@ -91,6 +92,10 @@ pub(crate) struct Catalog {
     /// The task that drives the connection. It finishes when the connection closes.
     driver: JoinHandle<()>,
     notifications: Arc<Notifications>,
+    /// See [`SqlConnection::signal`](dial::SqlConnection::signal).
+    signal: Arc<Notify>,
+    /// The server to which cancel requests are sent.
+    peer: Option<Peer>,
 }
 
 /// A failure to query or change the database.
@@ -246,7 +251,8 @@ impl Catalog {
 
     async fn open_within(conninfo: &Conninfo, limits: SqlLimits) -> Result<Self, CatalogError> {
         let (client, connection) = dial::sql(conninfo, limits).await?;
-        let notifications = connection.notifications();
+        let (notifications, signal) = (connection.notifications(), connection.signal());
+        let peer = connection.peer();
         let driver = tokio::spawn(async move {
             if let Err(error) = connection.await {
                 debug!(%error, "catalog connection ended");
@@ -257,6 +263,8 @@ impl Catalog {
             conninfo: conninfo.clone(),
             driver,
             notifications,
+            signal,
+            peer,
         })
     }
 

@@ -142,25 +142,26 @@ impl Provision {
     /// decodes.
     #[must_use]
     pub(crate) fn scripts(&self) -> Scripts {
-        self.scripts_for(0)
+        self.scripts_for(0, SessionKind::Any)
     }
 
     /// Returns the same steps as [`Self::scripts`], for a server with this `server_version_num`.
-    fn scripts_for(&self, version: i32) -> Scripts {
+    fn scripts_for(&self, version: i32, session: SessionKind) -> Scripts {
         let Target {
             outbox,
             publication,
             slot,
             ..
         } = &self.target;
+        let fill_in = |file: &str| self.variables(session).fill_in(file);
         let mut together = vec![Script {
             makes: format!("prerequisites of slot {slot}"),
-            sql: self.fill_in(PREREQUISITES),
+            sql: fill_in(PREREQUISITES),
         }];
         if !outbox.is_messages() {
             together.push(Script {
                 makes: "function walpost.lock_and_examine".to_owned(),
-                sql: self.fill_in(GUARD),
+                sql: fill_in(GUARD),
             });
         }
         together.extend(match outbox {
@@ -172,7 +173,7 @@ impl Provision {
                 };
                 Some(Script {
                     makes: outbox.to_string(),
-                    sql: self.fill_in(table),
+                    sql: fill_in(table),
                 })
             }
             // Patterns do not specify a table to create. Each of the tables is created with a
@@ -180,7 +181,7 @@ impl Provision {
             Outbox::Tables(_) => None,
             Outbox::Messages { .. } => Some(Script {
                 makes: "function walpost.publish".to_owned(),
-                sql: self.fill_in(PUBLISH),
+                sql: fill_in(PUBLISH),
             }),
         });
         if let Some(table) = outbox.table() {
@@ -188,7 +189,7 @@ impl Provision {
             // still refers to the table that was examined.
             together.push(Script {
                 makes: format!("lock on {table}"),
-                sql: sql_file::examine(&self.target, SessionKind::Any, "owners read"),
+                sql: sql_file::examine(&self.target, session, "owners read"),
             });
         }
         for writer in &self.writers {
@@ -196,42 +197,42 @@ impl Provision {
                 makes: format!("privileges that allow role {writer} to send events"),
                 sql: Variables {
                     writer: Some(writer),
-                    ..self.variables()
+                    ..self.variables(session)
                 }
                 .fill_in(WRITER),
             });
         }
         together.push(Script {
             makes: "table walpost.journal".to_owned(),
-            sql: self.fill_in(JOURNAL),
+            sql: fill_in(JOURNAL),
         });
         if outbox.is_several() {
             together.push(Script {
                 makes: "function walpost.add_outbox".to_owned(),
-                sql: self.fill_in(TABLES),
+                sql: fill_in(TABLES),
             });
         }
         if let Some(role) = &self.role {
             together.push(Script {
                 makes: format!("role {role}"),
-                sql: self.fill_in(ROLE),
+                sql: fill_in(ROLE),
             });
         }
         together.push(Script {
             makes: format!("publication {publication}"),
-            sql: self.fill_in(PUBLICATION),
+            sql: fill_in(PUBLICATION),
         });
         if let Some(owner) = &self.owner {
             together.push(Script {
                 makes: format!("ownership of {outbox} by role {owner}"),
-                sql: self.fill_in(OWNER),
+                sql: fill_in(OWNER),
             });
         }
         together.push(Script {
             makes: "ownership of Walpost's objects".to_owned(),
             sql: sql_file::examine(
                 &self.target,
-                SessionKind::Any,
+                session,
                 match outbox.is_several() {
                     true => "owners journal slot_state table_state outbox_row present",
                     false => "owners journal slot_state table_state present",
@@ -242,7 +243,7 @@ impl Provision {
             makes: format!("slot {slot}"),
             sql: Variables {
                 failover: self.failover.unwrap_or(version >= FAILOVER_SINCE),
-                ..self.variables()
+                ..self.variables(session)
             }
             .fill_in(SLOT),
         };
@@ -251,12 +252,12 @@ impl Provision {
             // so `walpost run` does not have to copy them.
             Outbox::OneOf { table, .. } => Some(Script {
                 makes: format!("{table} in publication {publication}"),
-                sql: self.fill_in(ADD_OUTBOX),
+                sql: fill_in(ADD_OUTBOX),
             }),
             Outbox::Tables(_) => None,
             Outbox::Table(_) | Outbox::Messages { .. } => Some(Script {
                 makes: "journal entry about rows older than the slot".to_owned(),
-                sql: self.fill_in(SNAPSHOT),
+                sql: fill_in(SNAPSHOT),
             }),
         };
         let after = [slot].into_iter().chain(last).collect();
@@ -306,7 +307,7 @@ impl Provision {
             ));
             return Err(failed(&format!("slot {slot}"), LeftTables::Nothing)(reason));
         }
-        let Scripts { together, after } = self.scripts_for(version);
+        let Scripts { together, after } = self.scripts_for(version, SessionKind::Own);
         let mut attempt = 1;
         while let Err(error) = self.run_together(catalog, &together, &fits).await {
             if attempt == ATTEMPTS || !is_conflict(&error.reason) {
@@ -490,11 +491,7 @@ impl Provision {
         }
     }
 
-    fn fill_in(&self, file: &str) -> String {
-        self.variables().fill_in(file)
-    }
-
-    fn variables(&self) -> Variables<'_> {
+    fn variables(&self, session: SessionKind) -> Variables<'_> {
         Variables {
             pipeline: &self.pipeline,
             target: &self.target,
@@ -504,7 +501,7 @@ impl Provision {
             failover: false,
             row_bytes_max: self.row_bytes_max,
             max_event_bytes: self.max_event_bytes,
-            session: SessionKind::Any,
+            session,
         }
     }
 }
@@ -960,7 +957,10 @@ mod tests {
                 failover,
                 ..provision()
             };
-            let slot = provision.scripts_for(version).after.remove(0);
+            let slot = provision
+                .scripts_for(version, SessionKind::Any)
+                .after
+                .remove(0);
             let is_failover = slot.sql.contains("'slot', 'pgoutput', failover => true)");
             assert_ne!(
                 is_failover,
@@ -985,7 +985,11 @@ mod tests {
         }
         let default = format!("coalesce(max_event_bytes, {})", sql_file::MAX_EVENT_BYTES);
         assert!(PUBLISH.contains(&default));
-        let filled = |provision: &Provision| provision.fill_in(":'max_event_bytes'");
+        let filled = |provision: &Provision| {
+            provision
+                .variables(SessionKind::Any)
+                .fill_in(":'max_event_bytes'")
+        };
         assert_eq!(filled(&provision()), "'990000'\n");
         assert_eq!(filled(&message_provision()), "''\n");
         for provision in [provision(), message_provision()] {
@@ -1023,8 +1027,9 @@ mod tests {
 
     #[test]
     fn quotes_names_and_keeps_casts_unchanged() {
-        let filled =
-            provision().fill_in("\\set x y\nSELECT :'table', :\"schema\"::text, :'what';\n");
+        let filled = provision()
+            .variables(SessionKind::Any)
+            .fill_in("\\set x y\nSELECT :'table', :\"schema\"::text, :'what';\n");
         assert_eq!(filled, "SELECT 'out''box', \"My Shop\"::text, :'what';\n");
     }
 

@@ -38,17 +38,20 @@ pub(super) async fn examine(
     // The table must be locked even for parsing, because parsing a literal calls the input function
     // of the type that the literal is compared with.
     let locked = catalog.lock_table(version, Statement::Condition).await?;
-    for statement in statements(&locked.source(), condition) {
-        let prepared = catalog.client().prepare(&statement).await;
-        let prepared = prepared.map_err(|error| {
-            ReplayError::from_statement_error(WHERE_FLAG, catalog.denied_select(error, table))
-        })?;
-        if !prepared.params().is_empty() {
-            return Err(ReplayError::Parameters);
+    let statements = statements(&locked.source(), condition);
+    let parsed = async {
+        for statement in statements {
+            let prepared = catalog.client().prepare(&statement).await;
+            let prepared = prepared.map_err(|error| {
+                ReplayError::from_statement_error(WHERE_FLAG, catalog.denied_select(error, table))
+            })?;
+            if !prepared.params().is_empty() {
+                return Err(ReplayError::Parameters);
+            }
         }
-    }
-    drop(locked);
-    Ok(())
+        Ok(())
+    };
+    locked.until_planned(parsed).await?
 }
 
 /// Returns two statements with the condition in brackets. If the server can parse both statements,

@@ -220,11 +220,11 @@ impl Catalog {
         locked: LockedTable,
         statement: CopyStatement,
     ) -> Result<RowReader, CopyError> {
-        // The server responds only after it has planned the statement, so the lock is no longer
-        // required.
-        let stream = self.client().copy_out(&statement.sql).await;
-        let stream = stream.map_err(|error| self.denied_select(error, locked.name()))?;
-        drop(locked);
+        let table = locked.name().clone();
+        // The server responds only after it has planned the statement.
+        let planned = self.client().copy_out(&statement.sql);
+        let stream = locked.until_planned(planned).await?;
+        let stream = stream.map_err(|error| self.denied_select(error, &table))?;
         Ok(RowReader {
             stream: Box::pin(stream),
             lines: Lines::default(),

@@ -296,9 +296,10 @@ impl Catalog {
     /// Returns the planner's estimate of the number of rows.
     async fn estimate(&self, table: &TableName) -> Result<u64, CatalogError> {
         let version = self.table_version(table).await?;
-        let _locked = self.lock_table(&version, Statement::Select).await?;
+        let locked = self.lock_table(&version, Statement::Select).await?;
         let plan = format!("EXPLAIN (FORMAT JSON) SELECT FROM {}", from_item(table));
-        let messages = self.client().simple_query(&plan).await?;
+        let planned = self.client().simple_query(&plan);
+        let messages = locked.until_planned(planned).await??;
         let text: String = messages
             .iter()
             .filter_map(|message| match message {

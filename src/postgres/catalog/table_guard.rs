@@ -8,6 +8,12 @@
 //! only until the statement has been planned. That is long enough: the server plans a statement
 //! once, before it sends the row description, and does not run other roles' code after planning.
 //!
+//! The table's owner can delay the planning with a lock of their own. If Walpost ended in the
+//! meantime, the server would notice at once that the idle session was closed, and would release
+//! the lock before the delayed statement is planned. Therefore, while a statement is being planned,
+//! the session that holds the lock runs a statement too: one that waits, on the server, until the
+//! session that reads the table has ended. Walpost cancels it once the statement has been planned.
+//!
 //! The text of a statement also depends on the catalogs: on the names and types of the table's
 //! columns, on its key, and on the key's operators. The owner can change these definitions while
 //! Walpost waits for the lock. Therefore, the [`TableVersion`] is read before these definitions,
@@ -15,12 +21,17 @@
 //! are read only while the lock is held ([`LockedTable::row_order`]).
 
 use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::TryStreamExt;
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
 
 use super::table::{CreatedAt, RowOrder, from_item};
 use super::{Catalog, CatalogError};
+use crate::postgres::connect::dial::{self, SIGNAL};
 use crate::postgres::sql_file::{self, SessionKind};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
@@ -28,6 +39,9 @@ use crate::postgres::target::{Outbox, Target};
 /// How long to wait for the lock. Longer than the default `deadlock_timeout`, after which the
 /// server cancels an autovacuum that blocks the lock.
 const LOCK_TIMEOUT: &str = "10s";
+
+/// How long to wait for the lock to be released after it is no longer needed.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The kind of statement to run on a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,11 +78,32 @@ pub(super) const TABLE_VERSION: &str = "concat_ws('; ', c.oid, pg_relation_filen
      FROM pg_inherits h WHERE h.inhparent = c.oid))";
 
 /// A table that has been locked and examined. Until this value is dropped, no other session can
-/// change the table or the tables that inherit from it.
+/// change the table or the tables that inherit from it. A statement that refers to the table must
+/// run in [`LockedTable::until_planned`].
 #[must_use]
 pub(crate) struct LockedTable {
     session: Catalog,
     table: TableName,
+    reader: Reader,
+}
+
+/// The session that reads a locked table.
+struct Reader {
+    backend_pid: i32,
+    /// Aborting the task closes the connection.
+    driver: AbortHandle,
+}
+
+/// Closes a connection when dropped. If a statement is abandoned before it has been planned, the
+/// lock is released only when the session of the statement ends.
+struct CloseOnDrop(Option<AbortHandle>);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        if let Some(driver) = &self.0 {
+            driver.abort();
+        }
+    }
 }
 
 /// A stream that returns rows one at a time, so that a large table is not held in memory.
@@ -103,9 +138,8 @@ impl Catalog {
     }
 
     /// Locks and examines a table on a separate connection, before the next statement on this
-    /// connection refers to the table. Drop the returned value once the server has planned that
-    /// statement. All catalog data used to compose the statement must have been read after
-    /// `version`.
+    /// connection refers to the table. All catalog data used to compose the statement must have
+    /// been read after `version`.
     ///
     /// # Errors
     /// Same as [`Catalog::lock_and_examine`]. Also returns an error if the table has changed since
@@ -118,7 +152,8 @@ impl Catalog {
         let table = &version.table;
         let session = Self::open(self.conninfo()).await?;
         // If several hosts are configured, the new connection may have reached a different server.
-        if session.server_identity().await? != self.server_identity().await? {
+        let (identity, backend_pid) = self.server_identity().await?;
+        if session.server_identity().await?.0 != identity {
             return Err(CatalogError::OtherServer);
         }
         let begin =
@@ -131,6 +166,10 @@ impl Catalog {
         Ok(LockedTable {
             session,
             table: table.clone(),
+            reader: Reader {
+                backend_pid,
+                driver: self.driver.abort_handle(),
+            },
         })
     }
 
@@ -176,11 +215,15 @@ impl Catalog {
         rest: &str,
     ) -> Result<SelectedRows, CatalogError> {
         let sql = format!("SELECT {columns} FROM {}{rest}", locked.source());
-        let denied = |error| self.denied_select(error, &locked.table);
-        let mut stream = Box::pin(self.client().simple_query_raw(&sql).await.map_err(denied)?);
-        // The first message is the row description, which the server sends after planning.
-        stream.try_next().await.map_err(denied)?;
-        drop(locked);
+        let table = locked.table.clone();
+        let planned = async {
+            let mut stream = Box::pin(self.client().simple_query_raw(&sql).await?);
+            // The first message is the row description, which the server sends after planning.
+            stream.try_next().await?;
+            Ok(stream)
+        };
+        let stream = locked.until_planned(planned).await?;
+        let stream = stream.map_err(|error| self.denied_select(error, &table))?;
         Ok(SelectedRows { stream })
     }
 
@@ -204,12 +247,12 @@ impl Catalog {
         Ok(first)
     }
 
-    /// Returns values that identify the server.
-    async fn server_identity(&self) -> Result<(String, String), CatalogError> {
-        let sql = "SELECT system_identifier::text, extract(epoch FROM pg_postmaster_start_time())::text \
-                   FROM pg_control_system()";
+    /// Returns values that identify the server, and the process ID of this session.
+    async fn server_identity(&self) -> Result<((String, String), i32), CatalogError> {
+        let sql = "SELECT system_identifier::text, extract(epoch FROM pg_postmaster_start_time())::text, \
+                   pg_backend_pid() FROM pg_control_system()";
         let row = self.client().query_one(sql, &[]).await?;
-        Ok((row.try_get(0)?, row.try_get(1)?))
+        Ok(((row.try_get(0)?, row.try_get(1)?), row.try_get(2)?))
     }
 }
 
@@ -243,6 +286,82 @@ impl LockedTable {
         let columns = self.session.order_columns(&self.table, created_at).await?;
         Ok(RowOrder::new(columns))
     }
+
+    /// Runs `planned`, which completes once the server has planned a statement on the connection
+    /// that locked the table. Then, releases the lock. Not cancel safe: if the future is dropped,
+    /// that connection is closed.
+    ///
+    /// # Errors
+    /// Same as [`LockedTable::until_planned_by`].
+    pub(crate) async fn until_planned<T>(
+        self,
+        planned: impl Future<Output = T>,
+    ) -> Result<T, CatalogError> {
+        let mut closed = CloseOnDrop(Some(self.reader.driver.clone()));
+        let backend_pid = self.reader.backend_pid;
+        let result = self.until_planned_by(backend_pid, planned).await?;
+        closed.0 = None;
+        Ok(result)
+    }
+
+    /// Like [`LockedTable::until_planned`], but `planned` uses a different connection, whose server
+    /// process is `backend_pid`. If the future is dropped, the caller must close that connection.
+    ///
+    /// # Errors
+    /// Returns an error if the session that holds the lock has ended, or if the lock can't be
+    /// released. In the latter case, the server releases it when the other connection is closed.
+    pub(crate) async fn until_planned_by<T>(
+        self,
+        backend_pid: i32,
+        planned: impl Future<Output = T>,
+    ) -> Result<T, CatalogError> {
+        let Self { session, table, .. } = self;
+        let (signal, sql) = (Arc::clone(&session.signal), hold_sql(backend_pid));
+        let (conninfo, peer) = (session.conninfo.clone(), session.peer.clone());
+        let token = session.client().cancel_token();
+        let mut holding =
+            tokio::spawn(async move { session.client().batch_execute(&sql).await.err() });
+        tokio::select! {
+            () = signal.notified() => {}
+            ended = &mut holding => {
+                return Err(match ended {
+                    Ok(Some(error)) => error.into(),
+                    Ok(None) | Err(_) => CatalogError::Unexpected(
+                        "the session that reads the table has ended".to_owned(),
+                    ),
+                });
+            }
+        }
+        let result = planned.await;
+        if let Some(peer) = peer {
+            dial::cancel(&conninfo, &peer, &token).await?;
+        }
+        match timeout(RELEASE_TIMEOUT, holding).await {
+            Ok(_) => Ok(result),
+            Err(_) => Err(CatalogError::Unexpected(format!(
+                "the statement that holds the lock on table {table} was not canceled within {RELEASE_TIMEOUT:?}"
+            ))),
+        }
+    }
+}
+
+/// Returns a statement that runs until the server process `backend_pid` has ended. It first sends
+/// [`SIGNAL`]. While it runs, the server does not notice that the client has closed the connection.
+fn hold_sql(backend_pid: i32) -> String {
+    // backend_start distinguishes a later process with the same ID. It is NULL if this role may not
+    // see it.
+    format!(
+        "SET client_connection_check_interval = 0; SET statement_timeout = 0;
+         DO $$
+         DECLARE
+             began CONSTANT timestamptz := (SELECT backend_start FROM pg_stat_get_activity({backend_pid}));
+         BEGIN
+             RAISE INFO '{SIGNAL}';
+             WHILE EXISTS (SELECT FROM pg_stat_get_activity({backend_pid}) WHERE backend_start IS NOT DISTINCT FROM began) LOOP
+                 PERFORM pg_sleep(0.1), pg_stat_clear_snapshot();
+             END LOOP;
+         END $$"
+    )
 }
 
 impl SelectedRows {

@@ -23,8 +23,9 @@ use std::time::Instant;
 
 use bytes::BytesMut;
 use tokio::net::UnixStream;
-use tokio_postgres::AsyncMessage;
+use tokio::sync::Notify;
 use tokio_postgres::error::{DbError, Severity};
+use tokio_postgres::{AsyncMessage, CancelToken, NoTls};
 use tracing::{debug, info, warn};
 
 pub(crate) use bound::SqlLimits;
@@ -122,6 +123,9 @@ const LOCK_TIMEOUT: &str = "10s";
 
 const ROLE: (&str, &str) = ("role", "none");
 
+/// See [`SqlConnection::signal`].
+pub(crate) const SIGNAL: &str = "walpost signal";
+
 /// An authenticated connection that is ready for queries.
 pub struct Session {
     pub socket: Socket,
@@ -153,6 +157,19 @@ pub(crate) struct SqlConnection {
     driver: handover::Driver,
     notifications: Arc<Notifications>,
     notices: Arc<NoticeLimit>,
+    signal: Arc<Notify>,
+    /// `None` if the connection was not opened by [`sql`].
+    peer: Option<Peer>,
+}
+
+/// The address to which a session is connected, for cancel requests.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    host: Host,
+    address: Address,
+    /// The settings with which the connection was established. With `sslmode=prefer`, they may
+    /// differ from those in the connection string.
+    tls: Tls,
 }
 
 impl SqlConnection {
@@ -161,7 +178,20 @@ impl SqlConnection {
             driver,
             notifications: Arc::default(),
             notices: Arc::default(),
+            signal: Arc::default(),
+            peer: None,
         }
+    }
+
+    /// Returns a handle that is notified when the server sends the message [`SIGNAL`] with severity
+    /// INFO. A running statement can send this message, whereas notifications are sent only between
+    /// transactions.
+    pub(crate) fn signal(&self) -> Arc<Notify> {
+        Arc::clone(&self.signal)
+    }
+
+    pub(crate) fn peer(&self) -> Option<Peer> {
+        self.peer.clone()
     }
 
     /// Returns a handle for receiving the notifications that arrive while the connection is polled.
@@ -176,6 +206,9 @@ impl Future for SqlConnection {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         while let Some(message) = ready!(self.driver.poll_message(cx)).transpose()? {
             match message {
+                AsyncMessage::Notice(notice) if notice.message() == SIGNAL => {
+                    self.signal.notify_one();
+                }
                 AsyncMessage::Notice(notice) => log_notice(&notice, &self.notices),
                 AsyncMessage::Notification(notification) => {
                     self.notifications.receive(notification.payload());
@@ -223,7 +256,8 @@ pub(crate) async fn replication(
 ) -> Result<Session, DialError> {
     let mut parameters = vec![("replication", "database")];
     parameters.extend_from_slice(startup);
-    connect(conninfo, &parameters).await
+    let (session, _) = connect(conninfo, &parameters).await?;
+    Ok(session)
 }
 
 /// Opens an SQL client and its connection, which must be polled. If the server sends more than
@@ -236,14 +270,44 @@ pub(crate) async fn sql(
     conninfo: &Conninfo,
     limits: SqlLimits,
 ) -> Result<(tokio_postgres::Client, SqlConnection), DialError> {
-    let session = connect(conninfo, &[("lock_timeout", LOCK_TIMEOUT)]).await?;
+    let (session, peer) = connect(conninfo, &[("lock_timeout", LOCK_TIMEOUT)]).await?;
     let (client, mut connection) =
         handover::to_tokio_postgres(session, &conninfo.user, limits).await?;
     connection.notices = Arc::clone(&conninfo.notices);
+    connection.peer = Some(peer);
     Ok((client, connection))
 }
 
-async fn connect(conninfo: &Conninfo, more: &[(&str, &str)]) -> Result<Session, DialError> {
+/// Asks the server to cancel the statement that is running in the session of `token`. Returns as
+/// soon as the request has been sent.
+///
+/// # Errors
+/// Returns an error if the server can't be reached.
+///
+/// Spec: PostgreSQL 18, 54.2.8 "Canceling Requests in Progress".
+pub(crate) async fn cancel(
+    conninfo: &Conninfo,
+    peer: &Peer,
+    token: &CancelToken,
+) -> Result<(), DialError> {
+    let label = peer.host.to_string();
+    let attempt = Attempt {
+        conninfo,
+        parameters: &[],
+        host: &peer.host,
+        address: &peer.address,
+        label: &label,
+    };
+    let (socket, _) = with_timeout(conninfo, &label, attempt.connect(&peer.tls)).await??;
+    // The socket already uses TLS if required.
+    let sent = token.cancel_query_raw(socket, NoTls).await;
+    sent.map_err(|error| DialError::Protocol {
+        host: label,
+        what: error.to_string(),
+    })
+}
+
+async fn connect(conninfo: &Conninfo, more: &[(&str, &str)]) -> Result<(Session, Peer), DialError> {
     let mut parameters = SAFE_SESSION.to_vec();
     if conninfo.sets_role() {
         parameters.retain(|parameter| *parameter != ROLE);
@@ -277,7 +341,7 @@ async fn connect(conninfo: &Conninfo, more: &[(&str, &str)]) -> Result<Session, 
                 label: &label,
             };
             match attempt.run().await {
-                Ok(session) => return Ok(session),
+                Ok(connected) => return Ok(connected),
                 Err(error) => failures.push(error.with_remedy(conninfo)),
             }
         }
@@ -351,10 +415,10 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    async fn run(&self) -> Result<Session, DialError> {
+    async fn run(&self) -> Result<(Session, Peer), DialError> {
         let tls = &self.conninfo.tls;
         let error = match with_timeout(self.conninfo, self.label, self.open(tls)).await? {
-            Ok(session) => return Ok(session),
+            Ok(session) => return Ok((session, self.peer(tls.clone()))),
             Err(error) => error,
         };
         let refused_for_tls = match (&error, self.address) {
@@ -372,13 +436,21 @@ impl Attempt<'_> {
         match with_timeout(self.conninfo, self.label, self.open(&plain)).await {
             Ok(Ok(session)) => {
                 tracing::warn!(host = self.label, %error, "connected without TLS, as sslmode=prefer allows");
-                Ok(session)
+                Ok((session, self.peer(plain)))
             }
             // Without TLS, the server requested a password, which was not sent because the
             // connection is not secure. This error is more useful than the reason why TLS failed.
             Ok(Err(kept @ DialError::Exposed { .. })) => Err(kept),
             // Report the TLS error, because its cause is the problem that the operator has to fix.
             Ok(Err(_)) | Err(_) => Err(error),
+        }
+    }
+
+    fn peer(&self, tls: Tls) -> Peer {
+        Peer {
+            host: self.host.clone(),
+            address: self.address.clone(),
+            tls,
         }
     }
 

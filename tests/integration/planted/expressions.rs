@@ -10,6 +10,7 @@ use crate::support::event::Outbox;
 on_each_version! {
     superuser_owned_functions_run_no_code_planted_by_the_table_owner
     accepts_expressions_that_use_only_built_in_or_extension_objects
+    rejects_expressions_of_unknown_types
     never_calls_the_cast_of_an_enumeration_in_an_inlined_function
     never_calls_functions_of_range_types_to_plan_a_statement
     never_calls_the_cast_of_a_type_that_json_value_returns
@@ -110,6 +111,21 @@ fn accepts_expressions_that_use_only_built_in_or_extension_objects(major: u32) {
     for statement in ["SELECT", "DELETE", "ALTER"] {
         assert_eq!(shop.examined(statement), "", "{statement}");
     }
+    let json = match major {
+        14 | 15 => "payload IS NOT NULL",
+        _ => "payload::text IS JSON OBJECT",
+    };
+    shop.attacker.run(&format!(
+        "ALTER TABLE public.outbox ADD tags text[], ADD CONSTRAINT many CHECK (
+             CASE WHEN type = 'a' THEN true WHEN type IN ('b', 'c') THEN false ELSE coalesce(type, 'd') <> 'd' END
+             AND greatest(type, 'e') IS DISTINCT FROM nullif(aggregateid, 'f') AND tags[1] <> ALL (ARRAY['g', type])
+             AND (type, aggregateid) < ('h', 'i') AND (length(type) > 1) IS NOT FALSE AND id::text LIKE '0%'
+             AND '{{1}}'::text[]::int[] = tags::int[] AND row(type, 1) IS NOT NULL AND current_user <> 'j' COLLATE \"C\"
+             AND make_interval(days => 1) > '0' AND {json}) NOT VALID"
+    ));
+    for statement in ["SELECT", "DELETE", "ALTER"] {
+        assert_eq!(shop.examined(statement), "", "{statement}");
+    }
     // If only trusted roles can change the table, Walpost accepts hstore functions in its indexes.
     shop.create_extension("hstore");
     shop.fixture.db.run(
@@ -119,6 +135,24 @@ fn accepts_expressions_that_use_only_built_in_or_extension_objects(major: u32) {
     for statement in ["SELECT", "DELETE", "ALTER"] {
         assert_eq!(shop.examined(statement), "", "{statement}");
     }
+}
+
+/// A later version of PostgreSQL may have types of expressions that Walpost does not know. To test
+/// this, a known type is removed from the list.
+fn rejects_expressions_of_unknown_types(major: u32) {
+    let shop = PlantedFixture::owned_by_attacker(major);
+    shop.attacker
+        .run("CREATE INDEX i ON public.outbox ((type IS NULL))");
+    assert_eq!(shop.examined("SELECT"), "");
+    let find = "SELECT pg_get_functiondef('walpost.lock_and_examine'::regproc)";
+    let definition = shop.fixture.db.value(find).expect("a function");
+    let older = definition.replace(",NULLTEST,", ",");
+    assert_ne!(older, definition);
+    shop.fixture.db.run(&older);
+    assert_eq!(
+        shop.examined("SELECT"),
+        "index public.i contains an expression of type NULLTEST, which Walpost does not know"
+    );
 }
 
 /// `quote_literal(anyelement)` and the operator `||` cast a value that is not text to text. When the

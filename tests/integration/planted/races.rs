@@ -23,6 +23,7 @@ on_each_version! {
     inspects_and_locks_the_parent_while_a_table_is_being_detached
     rejects_a_table_that_is_replaced_by_its_parent_during_inspection
     rejects_a_table_that_is_handed_over_to_another_role_during_inspection
+    plans_no_statement_without_the_lock_after_walpost_has_ended
 }
 
 /// Statements that a role executes repeatedly over a separate connection until this value is
@@ -669,4 +670,72 @@ fn rejects_a_table_that_is_handed_over_to_another_role_during_inspection(major: 
     });
     shop.expect_nothing_ran("replay");
     finished.expect_mentions(&["was handed over to another role while it was being examined"]);
+}
+
+/// While the server plans a statement, another session of Walpost holds a lock on the table. The
+/// table's owner delays the planning with a lock of their own. If Walpost ends in the meantime, the
+/// lock must be kept until the statement has been canceled.
+fn plans_no_statement_without_the_lock_after_walpost_has_ended(major: u32) {
+    for (role, words, signal) in [
+        ("walpost", &["run"][..], "TERM"),
+        ("postgres", &["replay", "--all", "--dry-run"], "KILL"),
+    ] {
+        let shop = PlantedFixture::owned_by_attacker(major);
+        let role = match role {
+            "walpost" => &shop.walpost,
+            _ => role,
+        };
+        let stalled = (0..20).any(|_| end_while_planning(&shop, role, words, signal));
+        assert!(stalled, "the statement was never delayed");
+        shop.expect_nothing_ran(words[0]);
+    }
+}
+
+/// Runs a command, and ends it with a signal while one of its statements is waiting to be planned.
+/// Then, waits until an index that runs planted code has been created and the statement has ended.
+/// Returns false if no statement was delayed.
+fn end_while_planning(shop: &PlantedFixture, role: &str, words: &[&str], signal: &str) -> bool {
+    const LOCKS: &str = "FROM pg_locks WHERE relation = 'public.outbox'::regclass
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+    let db = &shop.fixture.db;
+    let attacker = shop
+        .fixture
+        .server
+        .session_as(&shop.mallory, &shop.fixture.name);
+    attacker.run("DROP INDEX IF EXISTS public.i");
+    let is_ready = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let attack = scope.spawn(|| {
+            is_ready.store(true, Ordering::Relaxed);
+            attacker.run(&format!(
+                "DO $$ BEGIN
+                     WHILE NOT EXISTS (SELECT {LOCKS} AND mode = 'ShareUpdateExclusiveLock' AND granted) LOOP
+                         PERFORM pg_sleep(0.0005);
+                     END LOOP;
+                 END $$"
+            ));
+            attacker.run(
+                "BEGIN; LOCK TABLE public.outbox IN ACCESS EXCLUSIVE MODE;
+                 CREATE INDEX i ON public.outbox (id) WHERE plot.note('index'); COMMIT",
+            );
+        });
+        wait_until("the attack", || is_ready.load(Ordering::Relaxed));
+        let command = shop.command_as(role, words).start();
+        let delayed =
+            format!("SELECT pid::text {LOCKS} AND mode = 'AccessShareLock' AND NOT granted");
+        let mut reader = None;
+        wait_until("a delayed statement", || {
+            reader = reader.take().or_else(|| db.value(&delayed));
+            reader.is_some() || attack.is_finished()
+        });
+        command.signal(signal);
+        command.finish();
+        attack.join().expect("the attack");
+        if let Some(pid) = &reader {
+            let has_ended =
+                format!("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid})");
+            wait_until("the statement to end", || db.is_true(&has_ended));
+        }
+        reader.is_some()
+    })
 }

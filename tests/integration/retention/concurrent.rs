@@ -216,7 +216,10 @@ fn run_keeps_the_table_size_constant_under_load(exactly_once: bool) {
          WHERE relname ~ '^outbox'",
     );
     assert_eq!(work, [[Some("0".to_owned()), Some("0".to_owned())]]);
-    assert!(sizes[4] < 2 * sizes[0], "{sizes:?}");
+    // On a busy machine, maintenance passes can be late, so the number of rows varies. Dead rows
+    // would increase the size per row.
+    let row_bytes = |n: usize| sizes[n] / counts[n].max(1);
+    assert!(row_bytes(4) < 2 * row_bytes(0), "{sizes:?}");
     assert_eq!(walpost.logged("maintenance fail"), 0, "{}", walpost.log());
     fixture.settle(walpost, &[], Resends::Never);
     let strays = "SELECT count(*) FROM outbox_default";
