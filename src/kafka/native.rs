@@ -18,7 +18,8 @@ use rdkafka::bindings::{
     rd_kafka_ConfigEntry_name, rd_kafka_ConfigEntry_value, rd_kafka_ConfigResource_configs,
     rd_kafka_ConfigResource_destroy, rd_kafka_ConfigResource_error, rd_kafka_ConfigResource_new,
     rd_kafka_ConfigResource_t, rd_kafka_CreateTopics, rd_kafka_CreateTopics_result_topics,
-    rd_kafka_DescribeConfigs, rd_kafka_DescribeConfigs_result_resources, rd_kafka_DescribeTopics,
+    rd_kafka_DescribeCluster, rd_kafka_DescribeCluster_result_cluster_id, rd_kafka_DescribeConfigs,
+    rd_kafka_DescribeConfigs_result_resources, rd_kafka_DescribeTopics,
     rd_kafka_DescribeTopics_result_topics, rd_kafka_NewTopic_destroy, rd_kafka_NewTopic_new,
     rd_kafka_NewTopic_set_config, rd_kafka_NewTopic_t, rd_kafka_ResourceType_t as ResourceType,
     rd_kafka_TopicCollection_destroy, rd_kafka_TopicCollection_of_topic_names,
@@ -28,13 +29,14 @@ use rdkafka::bindings::{
     rd_kafka_Uuid_least_significant_bits, rd_kafka_Uuid_most_significant_bits,
     rd_kafka_admin_op_t as AdminOp, rd_kafka_brokers_add, rd_kafka_brokers_learned_ids,
     rd_kafka_clusterid, rd_kafka_error_code, rd_kafka_error_destroy,
-    rd_kafka_event_CreateTopics_result, rd_kafka_event_DescribeConfigs_result,
-    rd_kafka_event_DescribeTopics_result, rd_kafka_event_destroy, rd_kafka_event_error,
-    rd_kafka_event_t, rd_kafka_flush, rd_kafka_get_watermark_offsets, rd_kafka_header_add,
-    rd_kafka_header_get_all, rd_kafka_headers_destroy, rd_kafka_headers_new, rd_kafka_headers_t,
-    rd_kafka_last_error, rd_kafka_mem_free, rd_kafka_message_headers, rd_kafka_metadata,
-    rd_kafka_metadata_destroy, rd_kafka_producev, rd_kafka_queue_destroy, rd_kafka_queue_new,
-    rd_kafka_queue_poll, rd_kafka_topic_destroy, rd_kafka_topic_new, rd_kafka_topic_result_error,
+    rd_kafka_event_CreateTopics_result, rd_kafka_event_DescribeCluster_result,
+    rd_kafka_event_DescribeConfigs_result, rd_kafka_event_DescribeTopics_result,
+    rd_kafka_event_destroy, rd_kafka_event_error, rd_kafka_event_t, rd_kafka_flush,
+    rd_kafka_get_watermark_offsets, rd_kafka_header_add, rd_kafka_header_get_all,
+    rd_kafka_headers_destroy, rd_kafka_headers_new, rd_kafka_headers_t, rd_kafka_last_error,
+    rd_kafka_mem_free, rd_kafka_message_headers, rd_kafka_metadata, rd_kafka_metadata_destroy,
+    rd_kafka_producev, rd_kafka_queue_destroy, rd_kafka_queue_new, rd_kafka_queue_poll,
+    rd_kafka_topic_destroy, rd_kafka_topic_new, rd_kafka_topic_result_error,
     rd_kafka_topic_result_error_string, rd_kafka_topic_result_name, rd_kafka_vtype_t as Vtype,
 };
 use rdkafka::client::{Client, ClientContext};
@@ -153,9 +155,8 @@ pub(super) fn flush(producer: &BaseProducer<Context>, within: Duration) -> bool 
     result(code).is_ok()
 }
 
-/// Queries the metadata of the cluster and of the topics that the producer uses. Waits up to
-/// `within` for a broker to respond.
-pub(super) fn refresh_metadata(producer: &BaseProducer<Context>, within: Duration) {
+/// Waits up to `within` for a broker to respond.
+pub(super) fn wait_for_broker(producer: &BaseProducer<Context>, within: Duration) {
     let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
     let mut metadata = null();
     // SAFETY: the producer is valid, no topic is passed, and the caller owns the result.
@@ -300,6 +301,16 @@ impl AdminEvent {
             }
         }
         Ok(found)
+    }
+
+    fn cluster_id(&self) -> Option<String> {
+        let event = self.0.as_ptr();
+        // SAFETY: the event is valid, and the string lives as long as the event.
+        unsafe {
+            result(rd_kafka_event_error(event)).ok()?;
+            let response = rd_kafka_event_DescribeCluster_result(event);
+            text(rd_kafka_DescribeCluster_result_cluster_id(response))
+        }
     }
 
     fn creations(&self) -> Result<Vec<Creation>, RDKafkaErrorCode> {
@@ -536,6 +547,29 @@ pub(super) fn cluster_id<C: ClientContext>(client: &Client<C>) -> Option<String>
         }
         found
     }
+}
+
+/// Queries the brokers for the cluster ID. Unlike a metadata request, does not change what `client`
+/// knows about topics. Returns `None` if no broker responds within the given time. Blocks.
+pub(super) fn query_cluster_id<C: ClientContext>(
+    client: &Client<C>,
+    within: Duration,
+) -> Option<String> {
+    let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
+    // SAFETY: the client outlives the call. The options are copied into the request. The queue is
+    // destroyed after the wait; a later response is discarded.
+    let event = unsafe {
+        let native = client.native_ptr();
+        let options = rd_kafka_AdminOptions_new(native, AdminOp::RD_KAFKA_ADMIN_OP_DESCRIBECLUSTER);
+        rd_kafka_AdminOptions_set_request_timeout(options, millis, null_mut(), 0);
+        let queue = rd_kafka_queue_new(native);
+        rd_kafka_DescribeCluster(native, options, queue);
+        rd_kafka_AdminOptions_destroy(options);
+        let event = rd_kafka_queue_poll(queue, millis);
+        rd_kafka_queue_destroy(queue);
+        event
+    };
+    AdminEvent(NonNull::new(event)?).cluster_id()
 }
 
 /// Queries the metadata of several topics with one request. Topics that the response omits are

@@ -91,12 +91,19 @@ impl SeenTopics {
                 Err(code) => debug!(pipeline, reason = %code, "failed to look up topics"),
             }
         }
-        // The cluster ID is that of the last metadata response, which may be from before the
-        // cluster was replaced, because librdkafka does not query the metadata when it reconnects.
-        if self.has_changed(&found) {
-            native::refresh_metadata(producer, REQUEST_TIMEOUT);
-        }
-        let cluster = native::cluster_id(producer.client());
+        let cluster = match self.has_changed(&found) {
+            // The last metadata response may be from before the cluster was replaced, because
+            // librdkafka does not query the metadata when it reconnects.
+            true => {
+                let cluster = native::query_cluster_id(producer.client(), REQUEST_TIMEOUT);
+                if cluster.is_none() {
+                    // The next comparison detects the same changes.
+                    return;
+                }
+                cluster
+            }
+            false => native::cluster_id(producer.client()),
+        };
         let mut changes: Vec<_> = cluster
             .and_then(|cluster| self.record_cluster(cluster))
             .into_iter()

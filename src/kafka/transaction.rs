@@ -162,7 +162,7 @@ impl Checkpoints {
         let mut fenced = pin!(blocking(move || {
             // Wait until the producer is connected. Otherwise, librdkafka would retry only after
             // half a second.
-            native::refresh_metadata(&fencing, CALL_TIMEOUT);
+            native::wait_for_broker(&fencing, CALL_TIMEOUT);
             init(&fencing)?;
             begin_transaction(&fencing)
         }));

@@ -249,7 +249,7 @@ mod tests {
             problem: Problem::new(
                 *kind,
                 (*what).to_owned(),
-                format!("See docs/operations.md#{}", kind.name()),
+                format!("See the remedy for {}", kind.name()),
             ),
             since: 7.0,
         };
@@ -302,7 +302,7 @@ mod tests {
         );
         assert_eq!(
             reported[1],
-            "a transaction is open. See docs/operations.md#long_transaction"
+            "a transaction is open. See the remedy for long_transaction"
         );
         assert_eq!(
             summarize(State::StandingBy, None, &[], &[]).state,
@@ -330,7 +330,7 @@ mod tests {
         let later = summarize(State::Halted, Some(&not_ready), &problems, &[]);
         assert_eq!(
             lines(&later),
-            [format!("{LOST}. See docs/operations.md#not_streaming")]
+            [format!("{LOST}. See the remedy for not_streaming")]
         );
         assert_eq!((later.severity, later.rank), (Severity::Critical, 0));
         // A problem that no other reason describes is listed separately.
@@ -338,7 +338,7 @@ mod tests {
         let reported = lines(&summarize(State::Halted, Some(&not_ready), &missing, &[]));
         assert_eq!(
             reported[1..],
-            ["slot \"s\" does not exist. See docs/operations.md#slot_missing"]
+            ["slot \"s\" does not exist. See the remedy for slot_missing"]
         );
     }
 

@@ -21,7 +21,7 @@ use crate::postgres::catalog::{
 };
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::{Notifications, ServerError};
-use crate::postgres::replication::{Connection, ConnectionError};
+use crate::postgres::replication::{Connection, ConnectionError, ServerProcess};
 use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::Target;
@@ -309,13 +309,13 @@ pub(crate) trait LockedQueries: Send + Sync {
     /// Returns the columns that can be used to order the table's rows.
     fn row_order(&self) -> impl Future<Output = Result<RowOrder<'_>, CatalogError>> + Send;
 
-    /// Runs `planned`, which completes once the server process `backend_pid` has planned a
-    /// statement. Then, releases the lock.
+    /// Runs `planned`, which completes once `process` has planned a statement, and then releases the
+    /// lock.
     fn until_planned_by<T: Send>(
         self,
-        backend_pid: i32,
-        planned: impl Future<Output = T> + Send,
-    ) -> impl Future<Output = Result<T, CatalogError>> + Send;
+        process: &ServerProcess,
+        planned: impl Future<Output = Result<T, ConnectionError>> + Send,
+    ) -> impl Future<Output = Result<Result<T, ConnectionError>, CatalogError>> + Send;
 }
 
 impl LockedQueries for LockedTable {
@@ -325,10 +325,10 @@ impl LockedQueries for LockedTable {
 
     async fn until_planned_by<T: Send>(
         self,
-        backend_pid: i32,
-        planned: impl Future<Output = T> + Send,
-    ) -> Result<T, CatalogError> {
-        LockedTable::until_planned_by(self, backend_pid, planned).await
+        process: &ServerProcess,
+        planned: impl Future<Output = Result<T, ConnectionError>> + Send,
+    ) -> Result<Result<T, ConnectionError>, CatalogError> {
+        LockedTable::until_planned_by(self, process, planned).await
     }
 }
 

@@ -174,6 +174,7 @@ pub(crate) fn catalog_remedy(error: &CatalogError) -> Remedy {
         CatalogError::Server(error) => server_remedy(error),
         CatalogError::Lost(_)
         | CatalogError::OtherServer
+        | CatalogError::LockSession(_)
         // A schema migration may have changed the table, for example. The next attempt reads the
         // catalogs again.
         | CatalogError::TableChanged(_) => Remedy::Reconnect,

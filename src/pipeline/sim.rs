@@ -63,7 +63,7 @@ use crate::postgres::catalog::{
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial;
 use crate::postgres::connect::dial::{DialError, Notifications, ServerError, Socket};
-use crate::postgres::replication::{Connection, ConnectionError};
+use crate::postgres::replication::{Connection, ConnectionError, ServerProcess};
 use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::{Outbox, Target};
@@ -164,9 +164,9 @@ impl LockedQueries for () {
 
     async fn until_planned_by<T: Send>(
         self,
-        _: i32,
-        planned: impl Future<Output = T> + Send,
-    ) -> Result<T, CatalogError> {
+        _: &ServerProcess,
+        planned: impl Future<Output = Result<T, ConnectionError>> + Send,
+    ) -> Result<Result<T, ConnectionError>, CatalogError> {
         Ok(planned.await)
     }
 }

@@ -741,9 +741,9 @@ impl Snapshot {
         }
         let statement = self.plan.statement(&locked).await?;
         // The server responds once it has planned the statement.
-        let backend_pid = self.connection.server_process().await?.pid;
+        let process = self.connection.server_process().await?;
         let planned = self.connection.copy_out(&statement);
-        locked.until_planned_by(backend_pid, planned).await??;
+        locked.until_planned_by(&process, planned).await??;
         let Plan {
             mapping,
             key,

@@ -163,6 +163,9 @@ pub enum CatalogError {
          again; if the error persists, specify only one host"
     )]
     OtherServer,
+    /// The lock on a table was lost before a statement was planned, or could not be released.
+    #[error("{0}. Run the same command again")]
+    LockSession(String),
     /// A table that is about to be added to the pipeline is incompatible with the pipeline's
     /// settings.
     #[error("{0}")]

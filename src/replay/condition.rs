@@ -40,18 +40,20 @@ pub(super) async fn examine(
     let locked = catalog.lock_table(version, Statement::Condition).await?;
     let statements = statements(&locked.source(), condition);
     let parsed = async {
+        let mut has_parameters = false;
         for statement in statements {
-            let prepared = catalog.client().prepare(&statement).await;
-            let prepared = prepared.map_err(|error| {
-                ReplayError::from_statement_error(WHERE_FLAG, catalog.denied_select(error, table))
-            })?;
-            if !prepared.params().is_empty() {
-                return Err(ReplayError::Parameters);
-            }
+            let prepared = catalog.client().prepare(&statement).await?;
+            has_parameters |= !prepared.params().is_empty();
         }
-        Ok(())
+        Ok(has_parameters)
     };
-    locked.until_planned(parsed).await?
+    let has_parameters = locked.until_planned(parsed).await?.map_err(|error| {
+        ReplayError::from_statement_error(WHERE_FLAG, catalog.denied_select(error, table))
+    })?;
+    match has_parameters {
+        true => Err(ReplayError::Parameters),
+        false => Ok(()),
+    }
 }
 
 /// Returns two statements with the condition in brackets. If the server can parse both statements,

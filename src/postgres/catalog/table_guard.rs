@@ -5,8 +5,9 @@
 //! or rename the schema so that the name refers to another table. Therefore,
 //! `walpost.lock_and_examine` in `sql/guard.sql` locks and examines the table before a statement
 //! refers to it. The lock blocks VACUUM and partition maintenance, so a separate session holds it
-//! only until the statement has been planned. That is long enough: the server plans a statement
-//! once, before it sends the row description, and does not run other roles' code after planning.
+//! only until the first message of the result arrives. That is long enough: the server plans a
+//! statement once, before it sends this message, and does not run other roles' code after planning.
+//! (If the statement sorts or aggregates rows, the message arrives only after that.)
 //!
 //! The table's owner can delay the planning with a lock of their own. If Walpost ended in the
 //! meantime, the server would notice at once that the idle session was closed, and would release
@@ -25,13 +26,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
-use tokio::task::AbortHandle;
+use postgres_protocol::escape::escape_literal;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::timeout;
-use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
+use tokio_postgres::error::Severity;
+use tokio_postgres::{CancelToken, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
 
 use super::table::{CreatedAt, RowOrder, from_item};
 use super::{Catalog, CatalogError};
-use crate::postgres::connect::dial::{self, SIGNAL};
+use crate::postgres::connect::conninfo::Conninfo;
+use crate::postgres::connect::dial::{self, Peer, SIGNAL};
+use crate::postgres::replication::{ConnectionError, ServerProcess};
 use crate::postgres::sql_file::{self, SessionKind};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
@@ -77,9 +82,9 @@ pub(super) const TABLE_VERSION: &str = "concat_ws('; ', c.oid, pg_relation_filen
      (SELECT string_agg(format('%s %s', h.inhrelid, pg_relation_filenode(h.inhrelid)), ',' ORDER BY h.inhrelid) \
      FROM pg_inherits h WHERE h.inhparent = c.oid))";
 
-/// A table that has been locked and examined. Until this value is dropped, no other session can
-/// change the table or the tables that inherit from it. A statement that refers to the table must
-/// run in [`LockedTable::until_planned`].
+/// A table that has been locked and examined. Until this value is dropped or
+/// [`LockedTable::until_planned`] has completed, no other session can change the table or the tables
+/// that inherit from it. A statement that refers to the table must run in `until_planned`.
 #[must_use]
 pub(crate) struct LockedTable {
     session: Catalog,
@@ -89,13 +94,31 @@ pub(crate) struct LockedTable {
 
 /// The session that reads a locked table.
 struct Reader {
-    backend_pid: i32,
+    process: ServerProcess,
     /// Aborting the task closes the connection.
     driver: AbortHandle,
 }
 
-/// Closes a connection when dropped. If a statement is abandoned before it has been planned, the
-/// lock is released only when the session of the statement ends.
+/// A session that holds the lock on a table with a statement that runs until the session that reads
+/// the table has ended.
+struct LockHolder {
+    statement: JoinHandle<Option<tokio_postgres::Error>>,
+    /// Where and how to cancel the statement.
+    conninfo: Conninfo,
+    peer: Peer,
+    token: CancelToken,
+    table: TableName,
+}
+
+/// An error of a statement that is waiting to be planned.
+trait StatementError {
+    /// Returns whether the server has reported the error, so that the statement will not be
+    /// planned.
+    fn ends_statement(&self) -> bool;
+}
+
+/// Closes a connection when dropped, unless the handle has been removed. If a statement is abandoned
+/// before it has been planned, the lock is released only when the session of the statement ends.
 struct CloseOnDrop(Option<AbortHandle>);
 
 impl Drop for CloseOnDrop {
@@ -152,8 +175,9 @@ impl Catalog {
         let table = &version.table;
         let session = Self::open(self.conninfo()).await?;
         // If several hosts are configured, the new connection may have reached a different server.
-        let (identity, backend_pid) = self.server_identity().await?;
-        if session.server_identity().await?.0 != identity {
+        let (system, process) = self.server_identity().await?;
+        let (other_system, other_process) = session.server_identity().await?;
+        if other_system != system || other_process.postmaster_start != process.postmaster_start {
             return Err(CatalogError::OtherServer);
         }
         let begin =
@@ -167,7 +191,7 @@ impl Catalog {
             session,
             table: table.clone(),
             reader: Reader {
-                backend_pid,
+                process,
                 driver: self.driver.abort_handle(),
             },
         })
@@ -247,12 +271,16 @@ impl Catalog {
         Ok(first)
     }
 
-    /// Returns values that identify the server, and the process ID of this session.
-    async fn server_identity(&self) -> Result<((String, String), i32), CatalogError> {
-        let sql = "SELECT system_identifier::text, extract(epoch FROM pg_postmaster_start_time())::text, \
-                   pg_backend_pid() FROM pg_control_system()";
+    /// Returns the identifier of the server's cluster, and the process that serves this session.
+    async fn server_identity(&self) -> Result<(String, ServerProcess), CatalogError> {
+        let sql = "SELECT system_identifier::text, pg_backend_pid(), extract(epoch FROM pg_postmaster_start_time())::text \
+                   FROM pg_control_system()";
         let row = self.client().query_one(sql, &[]).await?;
-        Ok(((row.try_get(0)?, row.try_get(1)?), row.try_get(2)?))
+        let process = ServerProcess {
+            pid: row.try_get(1)?,
+            postmaster_start: row.try_get(2)?,
+        };
+        Ok((row.try_get(0)?, process))
     }
 }
 
@@ -288,79 +316,157 @@ impl LockedTable {
     }
 
     /// Runs `planned`, which completes once the server has planned a statement on the connection
-    /// that locked the table. Then, releases the lock. Not cancel safe: if the future is dropped,
-    /// that connection is closed.
+    /// that locked the table, and then releases the lock. If the future is dropped, or if it is not
+    /// certain that the statement has been planned, that connection is closed.
     ///
     /// # Errors
     /// Same as [`LockedTable::until_planned_by`].
     pub(crate) async fn until_planned<T>(
         self,
-        planned: impl Future<Output = T>,
-    ) -> Result<T, CatalogError> {
-        let mut closed = CloseOnDrop(Some(self.reader.driver.clone()));
-        let backend_pid = self.reader.backend_pid;
-        let result = self.until_planned_by(backend_pid, planned).await?;
-        closed.0 = None;
+        planned: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    ) -> Result<Result<T, tokio_postgres::Error>, CatalogError> {
+        let process = self.reader.process.clone();
+        let mut reader = CloseOnDrop(Some(self.reader.driver.clone()));
+        let holder = LockHolder::start(self, &process).await.inspect_err(|_| {
+            // No statement has been sent.
+            reader.0 = None;
+        })?;
+        let (result, is_released) = holder.until_planned(planned).await?;
+        if is_released {
+            reader.0 = None;
+        }
         Ok(result)
     }
 
-    /// Like [`LockedTable::until_planned`], but `planned` uses a different connection, whose server
-    /// process is `backend_pid`. If the future is dropped, the caller must close that connection.
+    /// Like [`LockedTable::until_planned`], but `planned` uses a different connection, which
+    /// `process` serves. The caller must close that connection if the future is dropped or returns
+    /// an error, or if `planned` returns an error.
     ///
     /// # Errors
-    /// Returns an error if the session that holds the lock has ended, or if the lock can't be
-    /// released. In the latter case, the server releases it when the other connection is closed.
+    /// Returns an error if the session that holds the lock ended before the statement was planned,
+    /// or if the lock can't be released. The server releases it when the other connection has been
+    /// closed.
     pub(crate) async fn until_planned_by<T>(
         self,
-        backend_pid: i32,
-        planned: impl Future<Output = T>,
-    ) -> Result<T, CatalogError> {
-        let Self { session, table, .. } = self;
-        let (signal, sql) = (Arc::clone(&session.signal), hold_sql(backend_pid));
-        let (conninfo, peer) = (session.conninfo.clone(), session.peer.clone());
-        let token = session.client().cancel_token();
-        let mut holding =
-            tokio::spawn(async move { session.client().batch_execute(&sql).await.err() });
-        tokio::select! {
-            () = signal.notified() => {}
-            ended = &mut holding => {
-                return Err(match ended {
-                    Ok(Some(error)) => error.into(),
-                    Ok(None) | Err(_) => CatalogError::Unexpected(
-                        "the session that reads the table has ended".to_owned(),
-                    ),
-                });
-            }
-        }
-        let result = planned.await;
-        if let Some(peer) = peer {
-            dial::cancel(&conninfo, &peer, &token).await?;
-        }
-        match timeout(RELEASE_TIMEOUT, holding).await {
-            Ok(_) => Ok(result),
-            Err(_) => Err(CatalogError::Unexpected(format!(
-                "the statement that holds the lock on table {table} was not canceled within {RELEASE_TIMEOUT:?}"
-            ))),
-        }
+        process: &ServerProcess,
+        planned: impl Future<Output = Result<T, ConnectionError>>,
+    ) -> Result<Result<T, ConnectionError>, CatalogError> {
+        let holder = LockHolder::start(self, process).await?;
+        let (result, _) = holder.until_planned(planned).await?;
+        Ok(result)
     }
 }
 
-/// Returns a statement that runs until the server process `backend_pid` has ended. It first sends
-/// [`SIGNAL`]. While it runs, the server does not notice that the client has closed the connection.
-fn hold_sql(backend_pid: i32) -> String {
+impl LockHolder {
+    /// Starts the statement that holds the lock until `reader` has ended.
+    async fn start(locked: LockedTable, reader: &ServerProcess) -> Result<Self, CatalogError> {
+        let LockedTable { session, table, .. } = locked;
+        let ended = |reason: String| {
+            CatalogError::LockSession(format!(
+                "failed to keep the lock on table {table}: {reason}"
+            ))
+        };
+        let Some(peer) = session.peer.clone() else {
+            return Err(ended("the server's address is unknown".to_owned()));
+        };
+        let (signal, sql) = (Arc::clone(&session.signal), hold_sql(reader));
+        let (conninfo, token) = (session.conninfo.clone(), session.client().cancel_token());
+        let mut statement =
+            tokio::spawn(async move { session.client().batch_execute(&sql).await.err() });
+        tokio::select! {
+            biased;
+            result = &mut statement => Err(match result {
+                // The role lacks a privilege, for example.
+                Ok(Some(error)) if error.code().is_some_and(|code| code.code().starts_with("42")) => error.into(),
+                Ok(Some(error)) => ended(error.to_string()),
+                Ok(None) | Err(_) => ended("the session that reads the table has ended".to_owned()),
+            }),
+            () = signal.notified() => Ok(Self { statement, conninfo, peer, token, table }),
+        }
+    }
+
+    /// Runs `planned`, and then releases the lock. If `planned` returns an error that the server has
+    /// not reported, the statement may still be waiting to be planned. In this case, keeps the lock
+    /// until the reader's session has ended, and returns false.
+    async fn until_planned<T, E: StatementError>(
+        mut self,
+        planned: impl Future<Output = Result<T, E>>,
+    ) -> Result<(Result<T, E>, bool), CatalogError> {
+        tokio::select! {
+            result = planned => {
+                let has_ended = result.as_ref().err().is_none_or(StatementError::ends_statement);
+                if has_ended {
+                    self.release().await?;
+                }
+                Ok((result, has_ended))
+            }
+            _ = &mut self.statement => Err(CatalogError::LockSession(format!(
+                "the session that holds the lock on table {} was ended before a statement had been planned",
+                self.table
+            ))),
+        }
+    }
+
+    async fn release(self) -> Result<(), CatalogError> {
+        let released = async {
+            dial::cancel(&self.conninfo, &self.peer, &self.token).await?;
+            // The task fails only if it panics, which also closes the connection.
+            let _ = self.statement.await;
+            Ok::<_, CatalogError>(())
+        };
+        timeout(RELEASE_TIMEOUT, released)
+            .await
+            .unwrap_or_else(|_| {
+                Err(CatalogError::LockSession(format!(
+                    "the statement that holds the lock on table {} did not end within {RELEASE_TIMEOUT:?}",
+                    self.table
+                )))
+            })
+    }
+}
+
+impl StatementError for tokio_postgres::Error {
+    fn ends_statement(&self) -> bool {
+        // An error with severity FATAL may have been generated by Walpost, because the server has
+        // sent too much.
+        self.as_db_error()
+            .is_some_and(|error| error.parsed_severity() == Some(Severity::Error))
+    }
+}
+
+impl StatementError for ConnectionError {
+    fn ends_statement(&self) -> bool {
+        matches!(self, Self::Server(_))
+    }
+}
+
+/// Returns statements that hold the lock of the current transaction until `reader` has ended. They
+/// first send [`SIGNAL`]. While they run, the server does not notice that the client has closed the
+/// connection. If they are canceled, they release the lock without an error in the server's log.
+fn hold_sql(reader: &ServerProcess) -> String {
+    let (pid, started) = (reader.pid, escape_literal(&reader.postmaster_start));
     // backend_start distinguishes a later process with the same ID. It is NULL if this role may not
-    // see it.
+    // see the details of the process.
     format!(
         "SET client_connection_check_interval = 0; SET statement_timeout = 0;
          DO $$
          DECLARE
-             began CONSTANT timestamptz := (SELECT backend_start FROM pg_stat_get_activity({backend_pid}));
+             started CONSTANT timestamptz := (SELECT backend_start FROM pg_stat_get_activity({pid}));
          BEGIN
+             IF extract(epoch FROM pg_postmaster_start_time())::text <> {started}
+                 OR NOT EXISTS (SELECT FROM pg_stat_get_activity({pid})) THEN
+                 RAISE EXCEPTION 'process {pid} has ended, or belongs to a different server';
+             END IF;
              RAISE INFO '{SIGNAL}';
-             WHILE EXISTS (SELECT FROM pg_stat_get_activity({backend_pid}) WHERE backend_start IS NOT DISTINCT FROM began) LOOP
+             WHILE EXISTS (SELECT FROM pg_stat_get_activity({pid})
+                 WHERE started IS NULL OR backend_start IS NULL OR backend_start = started)
+             LOOP
                  PERFORM pg_sleep(0.1), pg_stat_clear_snapshot();
              END LOOP;
-         END $$"
+         EXCEPTION WHEN query_canceled THEN
+             NULL;
+         END $$;
+         ROLLBACK"
     )
 }
 

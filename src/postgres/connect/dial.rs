@@ -22,6 +22,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use bytes::BytesMut;
+use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tokio_postgres::error::{DbError, Severity};
@@ -105,11 +106,17 @@ const SAFE_SESSION: [(&str, &str); 13] = [
     ROLE,
 ];
 
-/// A query that disables timeouts that older versions of PostgreSQL lack: `idle_session_timeout`,
+/// A query that makes the server end a session within seconds after its client has disappeared,
+/// even during a statement. Otherwise, a statement could continue to hold locks or to read a table.
+/// Operating systems other than Linux may not support this.
+///
+/// The query also disables timeouts that older versions of PostgreSQL lack: `idle_session_timeout`,
 /// which was added in version 14, and `transaction_timeout`, which was added in version 17. They
 /// can't be set in the startup message, because servers reject unknown parameters there.
-const LATER_TIMEOUTS: &str = "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings \
-     WHERE name OPERATOR(pg_catalog.=) ANY ('{idle_session_timeout,transaction_timeout}')";
+const LATER_TIMEOUTS: &str = "SELECT pg_catalog.set_config(name, CASE WHEN name OPERATOR(pg_catalog.=) 'client_connection_check_interval' \
+     THEN '2s' ELSE '0' END, false) FROM pg_catalog.pg_settings \
+     WHERE name OPERATOR(pg_catalog.=) ANY ('{idle_session_timeout,transaction_timeout}') \
+     OR name OPERATOR(pg_catalog.=) 'client_connection_check_interval' AND pg_catalog.version() OPERATOR(pg_catalog.~) 'linux'";
 
 /// The oldest supported major version of PostgreSQL. [`LATER_TIMEOUTS`] is not sent to older
 /// versions, which have neither of these timeouts.
@@ -206,7 +213,10 @@ impl Future for SqlConnection {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         while let Some(message) = ready!(self.driver.poll_message(cx)).transpose()? {
             match message {
-                AsyncMessage::Notice(notice) if notice.message() == SIGNAL => {
+                AsyncMessage::Notice(notice)
+                    if notice.message() == SIGNAL
+                        && notice.parsed_severity() == Some(Severity::Info) =>
+                {
                     self.signal.notify_one();
                 }
                 AsyncMessage::Notice(notice) => log_notice(&notice, &self.notices),
@@ -278,8 +288,8 @@ pub(crate) async fn sql(
     Ok((client, connection))
 }
 
-/// Asks the server to cancel the statement that is running in the session of `token`. Returns as
-/// soon as the request has been sent.
+/// Asks the server to cancel the statement that is running in the session of `token`. The server
+/// does not report whether it has canceled a statement.
 ///
 /// # Errors
 /// Returns an error if the server can't be reached.
@@ -298,13 +308,17 @@ pub(crate) async fn cancel(
         address: &peer.address,
         label: &label,
     };
-    let (socket, _) = with_timeout(conninfo, &label, attempt.connect(&peer.tls)).await??;
+    let (mut socket, _) = with_timeout(conninfo, &label, attempt.connect(&peer.tls)).await??;
     // The socket already uses TLS if required.
-    let sent = token.cancel_query_raw(socket, NoTls).await;
-    sent.map_err(|error| DialError::Protocol {
+    let sent = token.cancel_query_raw(&mut socket, NoTls).await;
+    sent.map_err(|error| DialError::Connect {
         host: label,
-        what: error.to_string(),
-    })
+        source: io::Error::other(error),
+    })?;
+    // The server closes the connection after it has processed the request. Closing it earlier could
+    // discard the request. Errors are ignored, because the request has been sent.
+    let _ = socket.read(&mut [0]).await;
+    Ok(())
 }
 
 async fn connect(conninfo: &Conninfo, more: &[(&str, &str)]) -> Result<(Session, Peer), DialError> {
