@@ -42,7 +42,8 @@ use crate::postgres::catalog::slot_owner::DefinedBy;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::supervisor::definitions::{Defined, Definitions, Reading};
 
-/// A command's flags and environment variables that concern pipelines.
+/// The flags and environment variables of a command from which the settings of pipelines are
+/// loaded.
 pub(crate) struct Given<'a> {
     /// The flags for the database connection, which all commands accept.
     pub connection: &'a ConnectionArgs,
@@ -65,7 +66,7 @@ pub(crate) enum GivenSink {
     Instead(SinkName),
 }
 
-/// The value that disables the control socket.
+/// The value of the `control` setting that disables the control socket.
 const OFF: &str = "off";
 /// The file name of the control socket in the service's runtime directory.
 const CONTROL_FILE: &str = "control.sock";
@@ -107,8 +108,8 @@ pub(crate) fn load(
     Ok(define(given, env, env_vars.collect(), &mut answers)?.into())
 }
 
-/// Like [`load`], but does not connect to any server. A source that requires a database query is
-/// reported as failed.
+/// Like [`load`], but does not connect to any server. A source of pipelines that requires a
+/// database query is reported as failed.
 ///
 /// # Errors
 /// Returns the same errors as [`load`].
@@ -187,7 +188,8 @@ fn read_sources(
     Ok((all, failures))
 }
 
-/// Returns the resources that the pipeline must not share with another pipeline.
+/// Returns the pipeline's name, its slot, and its own topics. Other pipelines must not use the name
+/// or the slot, and may use the topics only for the same purpose.
 fn exclusive_resources(settings: &PipelineSettings) -> Vec<ExclusiveResource> {
     let topics = settings
         .own_topics()

@@ -3,13 +3,14 @@
 //! table without partitions, rows are deleted according to the same rules if the settings allow it.
 //!
 //! Removal depends on WAL positions, never on time alone. When the time range of a partition has
-//! ended, the partition is marked with the current WAL position. Once the slots have passed this
-//! position, the partition is marked with the current time. The partition is then kept for the
-//! retention period, which leaves time to resend events if a slot was lost and replaced. After this
-//! period, the partition is detached and marked with the current WAL position: even a long-running
-//! transaction that inserted into the partition must have been committed before this position. Once
-//! the slots have passed this position as well, the partition is dropped. See [`mark`] for the
-//! format of marks, and [`plan`] for how marks determine the next step.
+//! ended, Walpost records the current WAL position in the partition's comment. Once the slots have
+//! passed this position, Walpost records the current time there instead. The partition is then kept
+//! for the retention period, which leaves time to resend events if a slot was lost and replaced.
+//! After this period, Walpost detaches the partition and records the current WAL position in its
+//! comment: even a long-running transaction that inserted into the partition must have been
+//! committed before this position. Once the slots have passed this position as well, Walpost drops
+//! the partition. See [`mark`] for the text in the comment, and [`plan`] for how it determines the
+//! next step.
 //!
 //! Writers never wait for Walpost longer than [`LOCK_TIMEOUT`]: a statement that holds or waits for
 //! a conflicting lock is canceled after this timeout and retried.
@@ -44,16 +45,17 @@ use crate::postgres::target::{Outbox, Target};
 /// How long a statement may wait for a lock, and how long it may run while it blocks writers.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Maximum number of partitions that one transaction creates or marks. Each transaction first
-/// examines the table and all of its partitions, so handling partitions one by one would be slow.
+/// Maximum number of partitions that one transaction creates, or whose comments it changes. Each
+/// transaction first examines the table and all of its partitions, so handling partitions one by
+/// one would be slow.
 const STEPS_PER_TRANSACTION: usize = 20;
 
 /// Maximum number of times that a maintenance pass attempts a transaction if a lock is not
 /// available.
 const LOCK_ATTEMPTS_MAX: u32 = 5;
 
-/// How long a maintenance pass waits for slots to reach a position. After this timeout, the step is
-/// left to the next pass.
+/// How long a maintenance pass waits for slots to reach a WAL position. After this timeout, the
+/// step that requires the position is left to the next pass.
 const SLOT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often the slots' positions are queried while waiting for the slots to catch up.
@@ -183,15 +185,16 @@ pub(crate) enum RetentionError {
         /// The events that may be missing.
         what: String,
     },
-    /// Some of the table's events may be missing from the stream, and the journal does not record
-    /// them yet.
+    /// Some of the table's events may not have been delivered because the table was not in the
+    /// publication, and the journal does not contain an entry for them yet.
     #[error(
         "nothing is removed from table {table}: the table is not in the publication, or was temporarily missing from \
          it, so some events may exist only in the table. walpost run records these events when the table is in the \
          publication, and logs the command that sends them"
     )]
     NotPublished { table: TableName },
-    /// The table is set aside, and its events have not been resent.
+    /// The table was set aside after an error (`on_table_error`), and its rows have not been sent
+    /// since.
     #[error(
         "nothing is removed from table {table}: {what}. Fix the cause, then send the rows of the table: {replay}"
     )]
@@ -389,9 +392,10 @@ async fn maintain(
     Ok(report)
 }
 
-/// Examines the table, and returns an error if it is not safe to use. Each transaction of a
-/// maintenance pass examines the table again. Dry runs, and passes that have nothing to do, run no
-/// such transaction, so this function performs their only check.
+/// Examines the table, and returns an error if statements on it would run other roles' code, or if
+/// row-level security hides rows. Each transaction of a maintenance pass examines the table again,
+/// but dry runs and passes that have nothing to do run no such transaction. In these cases, this
+/// function performs the only examination.
 async fn examine_table(
     catalog: &Catalog,
     maintained: &MaintainedTable,
@@ -430,7 +434,7 @@ pub(crate) async fn detached_partitions(
 }
 
 impl MaintainedTable {
-    /// Returns the kind of statement that a maintenance pass runs on the table.
+    /// Returns the kind of statement that maintenance of the table requires.
     fn statement(&self) -> Statement {
         match self.partitioning {
             Some(_) => Statement::Alter,
@@ -485,8 +489,8 @@ impl RetentionStep {
         }
     }
 
-    /// Returns whether the step only changes the comment on a table and therefore does not block
-    /// writers.
+    /// Returns whether the step only records the removal progress in a table's comment, and
+    /// therefore does not block writers.
     fn is_mark(&self) -> bool {
         matches!(
             self,
@@ -500,14 +504,24 @@ impl RetentionStep {
             Self::Create(name, range) => format!("create partition {name} for {range}"),
             Self::MarkClosed(partition) => {
                 format!(
-                    "mark {} as closed, because its time range has passed",
+                    "record in the comment on {} that its time range has ended",
                     partition.name
                 )
             }
-            Self::MarkDelivered(partition) => format!("mark {} as delivered", partition.name),
+            Self::MarkDelivered(partition) => {
+                format!(
+                    "record in the comment on {} that its rows have been delivered",
+                    partition.name
+                )
+            }
             Self::Detach(partition) => format!("detach {}", partition.name),
             Self::Finalize(partition) => format!("finish detaching {}", partition.name),
-            Self::MarkDetached(table) => format!("mark {} as detached", table.name),
+            Self::MarkDetached(table) => {
+                format!(
+                    "record in the comment on {} that it has been detached",
+                    table.name
+                )
+            }
             Self::Drop(table) => format!("drop {}", table.name),
         }
     }
@@ -530,9 +544,9 @@ struct Pass<'a> {
     client: &'a Client,
     settings: &'a PipelineSettings,
     outbox: &'a MaintainedTable,
-    /// How long to wait for slots to reach the WAL position that is recorded in a mark. The timeout
-    /// is shorter if the maintenance pass covers many tables. A timeout does no harm, because the
-    /// next pass continues where this pass stopped.
+    /// How long to wait for slots to reach the WAL position that is recorded in a table's comment.
+    /// The more tables the maintenance pass covers, the shorter the timeout. A timeout does no
+    /// harm, because the next pass continues where this pass stopped.
     slot_timeout: Duration,
     report: &'a mut RetentionReport,
     /// Whether this maintenance pass has verified that none of the table's events are missing from
@@ -652,8 +666,8 @@ impl Pass<'_> {
                 slot: slot.clone(),
                 ..target.clone()
             };
-            // The names of other pipelines are unknown here, so slots that other pipelines used
-            // earlier can't be looked up.
+            // The names of other pipelines are unknown here, so it is not possible to query which
+            // slots those pipelines used earlier.
             let pipeline = match is_own {
                 true => self.settings.name.as_str(),
                 false => "",
@@ -691,7 +705,7 @@ impl Pass<'_> {
         Ok(slots.into_iter().min_by_key(|(_, confirmed)| *confirmed))
     }
 
-    /// Removes partitions that have been delivered and are old enough.
+    /// Removes partitions whose rows have been delivered and whose retention period has ended.
     async fn remove_partitions(
         &mut self,
         target: &Target,
@@ -954,11 +968,11 @@ impl Pass<'_> {
         }
     }
 
-    /// Returns statements that detach the partition and mark it. DETACH CONCURRENTLY would not
-    /// block writers while it waits for its lock, but it can't run in the transaction that examines
-    /// the table, and PostgreSQL rejects it if a default partition exists. While plain DETACH holds
-    /// its lock, no transaction has uncommitted rows in the partition, so the mark can be set
-    /// immediately.
+    /// Returns statements that detach the partition and record this in its comment. DETACH
+    /// CONCURRENTLY would not block writers while it waits for its lock, but it can't run in the
+    /// transaction that examines the table, and PostgreSQL rejects it if a default partition
+    /// exists. While plain DETACH holds its lock, no transaction has uncommitted rows in the
+    /// partition, so the comment can be written immediately.
     fn detach_sql(&self, partition: &Partition) -> String {
         let name = &partition.name;
         format!(
@@ -969,7 +983,7 @@ impl Pass<'_> {
         )
     }
 
-    /// Returns a statement that replaces the mark in the comment on the table. The server itself
+    /// Returns a statement that replaces the removal progress in the table's comment. The server
     /// copies the comment's other lines, which can have any length, so Walpost never reads them.
     fn mark_sql(&self, table: &TableName, kind: MarkKind) -> String {
         let (start, expression) = kind.parts();
@@ -1012,7 +1026,7 @@ fn drop_sql(table: &Detached) -> String {
     )
 }
 
-/// Limits the duration of the statements to the lock timeout, because they block writers.
+/// Limits the duration of each statement to the lock timeout, because the statements block writers.
 fn bounded(statements: &str) -> String {
     let limit = LOCK_TIMEOUT.as_millis();
     format!("SET LOCAL statement_timeout = {limit}; {statements}")

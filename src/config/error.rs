@@ -9,10 +9,10 @@ use crate::trusted_path::PathError;
 /// An invalid configuration. The program exits with code 2.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
-    /// The file can't be read.
+    /// A configuration file can't be read.
     #[error("configuration file {}: {error}", path.display())]
     Unreadable { path: PathBuf, error: PathError },
-    /// The file contains an invalid key or value.
+    /// A configuration file contains an invalid key or value.
     #[error("configuration file {}, line {line}: {reason}", path.display())]
     File {
         path: PathBuf,
@@ -20,7 +20,7 @@ pub(crate) enum ConfigError {
         line: usize,
         reason: String,
     },
-    /// A value is invalid.
+    /// The value of a pipeline's setting is invalid.
     #[error("pipeline {pipeline:?}: {key}: {reason}")]
     Value {
         pipeline: String,

@@ -1,10 +1,11 @@
-//! Resources that two pipelines must not share. A row that conflicts with a pipeline in a file is
-//! rejected. If several rows of a source specify the same name or slot, all of them are rejected.
+//! Resources that two pipelines must not share. Pipelines are defined in files or by the rows of a
+//! query's result. A row that conflicts with a pipeline in a file is rejected. If several rows of
+//! one query's result specify the same name or slot, all of them are rejected.
 //!
-//! Rows from different sources can't define pipelines with the same name, because configurations
-//! whose templates allow that are rejected. However, such rows can specify the same slot. In this
-//! case, walpost.slot_state in the slot's database determines which of the pipelines may use the
-//! slot (see [`DefinedBy`](crate::postgres::catalog::slot_owner::DefinedBy)).
+//! Rows from the results of different queries can't define pipelines with the same name, because a
+//! configuration whose templates allow that is rejected. However, such rows can specify the same
+//! slot. In this case, walpost.slot_state in the slot's database determines which of the pipelines
+//! may use the slot (see [`DefinedBy`](crate::postgres::catalog::slot_owner::DefinedBy)).
 
 use std::collections::HashSet;
 use std::fmt;
@@ -30,23 +31,25 @@ pub(super) enum ExclusiveResource {
     },
 }
 
-/// A row that defines a valid pipeline.
+/// A row of a query's result that defines a valid pipeline.
 #[derive(Clone)]
 pub(super) struct ValidRow {
-    /// The row's name in messages.
+    /// The name of the row in messages.
     pub name: String,
     pub row: TextRow,
     pub pipeline: FilePipeline,
     pub resources: Vec<ExclusiveResource>,
 }
 
-/// The rows of one source. Each row is valid by itself, but may conflict with other rows or files.
+/// The rows that one query returned. Each row defines a pipeline that is valid by itself, but may
+/// conflict with pipelines of other rows or files.
 #[derive(Default)]
 pub(super) struct SourceRows {
     /// The rows of the current result or, if this result can't be used, the rows of the previous
     /// result.
     pub rows: Vec<ValidRow>,
-    /// The rows that were in use before. `None` if the source is new or its query was changed.
+    /// The rows that were in use before the query returned the current result. `None` if the source
+    /// is new or its query was changed.
     pub previous: Option<Vec<ValidRow>>,
     /// The reason why one of the previous rows is no longer valid. `None` if all of them are valid.
     pub previous_failure: Option<String>,
@@ -74,7 +77,7 @@ impl ExclusiveResource {
         matches!(self, Self::Slot { .. })
     }
 
-    /// Returns the reason for an error about two pipelines that share the resource.
+    /// Returns the text that describes the conflict if two pipelines share the resource.
     pub(super) fn description(&self) -> &'static str {
         match self {
             Self::Name(_) => "both pipelines use the same name; each pipeline needs its own name",
@@ -121,7 +124,8 @@ impl ValidRow {
 }
 
 impl SourceRows {
-    /// Removes rows that share a resource with another row of the source.
+    /// Removes rows that specify the same name or slot as another row of the same query's result,
+    /// and rows that use the topic of a preceding row for a different purpose.
     pub(super) fn remove_duplicates(&mut self) {
         let (mut taken, duplicates) = (HashSet::new(), duplicates(&self.rows));
         for row in std::mem::take(&mut self.rows) {
@@ -183,7 +187,7 @@ impl SourceRows {
         Ok(())
     }
 
-    /// Returns an error message if any row was rejected.
+    /// Returns an error message about the rejected rows, or `None` if no row was rejected.
     pub(super) fn failure(&self) -> Option<String> {
         match &*self.rejected {
             [] => None,

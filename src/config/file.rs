@@ -22,7 +22,8 @@ use crate::postgres::catalog::slot_owner::DefinedBy;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::trusted_path::{self, PathError};
 
-/// The contents of walpost.toml itself, without the pipelines that its sources define.
+/// The contents of walpost.toml itself, without the pipelines that are defined by its
+/// `[[fleet.source]]` tables.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct File {
@@ -51,7 +52,7 @@ pub(crate) struct FileFleet {
     pub source: Vec<FileSource>,
 }
 
-/// One `[[fleet.source]]`.
+/// A source of additional pipelines: one `[[fleet.source]]` table.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "WrittenSource")]
 pub(crate) enum FileSource {
@@ -61,8 +62,9 @@ pub(crate) enum FileSource {
     Query(QuerySource),
 }
 
-/// Rejects two sources that could define pipelines with the same name. Otherwise, a row of one
-/// source could take over a pipeline of the other source, including its credentials and slot.
+/// Rejects a file with two sources that could define pipelines with the same name. Otherwise, a row
+/// of one source could take over a pipeline of the other source, including its credentials and
+/// slot.
 fn distinct_sources<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Vec<FileSource>, D::Error> {
@@ -147,8 +149,8 @@ impl PartialEq for Origin {
             (Self::File(path), Self::File(other)) | (Self::Part(path), Self::Part(other)) => {
                 path == other
             }
-            // Ignore the query and the row's values, so that changing a query does not restart its
-            // pipelines.
+            // When comparing origins, ignore the query and the row's values, so that changing a
+            // query does not restart its pipelines.
             (
                 Self::Row { file, row, .. },
                 Self::Row {
@@ -181,8 +183,8 @@ impl Origin {
         }
     }
 
-    /// Returns the name of the source. A source may define several pipelines, and is invalid if any
-    /// of them is invalid.
+    /// Returns the name of the source that defines the pipeline: a file, a directory or a query. A
+    /// source may define several pipelines, and counts as invalid if any of them is invalid.
     pub(super) fn source(&self) -> String {
         match self {
             Self::Part(path) => path.parent().unwrap_or(path).display().to_string(),
@@ -302,7 +304,7 @@ pub(crate) struct FileCheckpoint {
     pub replication: Option<i32>,
 }
 
-/// A topic derived with a regular expression.
+/// The value of `route`, which derives the topic from a column with a regular expression.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(
     deny_unknown_fields,

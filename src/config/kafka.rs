@@ -149,7 +149,8 @@ fn token_command(
         return Err(reader.error(token_endpoint::METHOD, unused()));
     }
     let Some(argv) = &file.kafka_token_command else {
-        // librdkafka can also generate unsecured tokens, which are meant for testing.
+        // No program is needed if librdkafka generates unsecured tokens, which are meant for
+        // testing.
         let is_given =
             is_fetched || properties.contains_key("enable.sasl.oauthbearer.unsecure.jwt");
         if is_used && !is_given {
@@ -254,7 +255,7 @@ struct SecretFile {
     pipeline: String,
     /// Properties that take precedence over the file.
     overrides: Properties,
-    /// The properties, among [`RECIPIENT_PROPERTIES`], that are in use.
+    /// The values of [`RECIPIENT_PROPERTIES`] that the pipeline currently uses.
     recipients: Properties,
 }
 
@@ -339,7 +340,7 @@ mod tests {
         assert_eq!(password(&in_use), Ok("new".to_owned()));
         write("b:1", "for b");
         assert_eq!(password(&in_use), Err("bootstrap.servers".to_owned()));
-        // The file does not determine the brokers if the environment does.
+        // If the environment sets the brokers, a change of the brokers in the file has no effect.
         let overrides = Properties::from([property("bootstrap.servers", "c:1")]);
         assert_eq!(password(&file(overrides, "c:1")), Ok("for b".to_owned()));
     }

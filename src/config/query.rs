@@ -62,8 +62,8 @@ impl QuerySource {
         }
     }
 
-    /// Returns an ID that distinguishes the source from all other sources in the file. Changing a
-    /// password does not change the ID.
+    /// Returns an ID that distinguishes this source of pipelines from all other sources in the
+    /// file. Changing a password does not change the ID.
     pub(super) fn id(&self) -> SourceId {
         SourceId {
             query: self.query.clone(),
@@ -72,7 +72,7 @@ impl QuerySource {
         }
     }
 
-    /// Returns the template for the pipelines' names.
+    /// Returns the template for the names of the source's pipelines.
     fn name(&self) -> &str {
         let name = self.template.get("name").and_then(Value::as_str);
         name.unwrap_or_default()
@@ -98,7 +98,7 @@ impl QuerySource {
         found
     }
 
-    /// Returns the program that the template specifies for this key.
+    /// Returns the path of the program that the template specifies for this key.
     pub(super) fn template_program(&self, key: &str) -> Option<String> {
         let program = self.template.get(key)?.as_array()?.first()?;
         program.as_str().map(str::to_owned)
@@ -190,7 +190,7 @@ pub(super) fn check_distinct(first: &QuerySource, second: &QuerySource) -> Resul
     Ok(())
 }
 
-/// Checks the requirements that a template must meet regardless of the rows' values.
+/// Checks that a template meets the requirements that do not depend on the values of rows.
 ///
 /// # Errors
 /// Returns an error if all pipelines would have the same name, or if the template uses row values
@@ -225,7 +225,8 @@ pub(crate) struct SourceId {
     name: Option<String>,
 }
 
-/// The row that currently defines a pipeline, and the source whose query returned the row.
+/// The query result row that currently defines a pipeline, and the source whose query returned the
+/// row.
 pub(crate) struct DefiningRow(Mutex<(SourceId, TextRow)>);
 
 impl fmt::Debug for DefiningRow {
@@ -252,8 +253,8 @@ impl DefiningRow {
 pub(super) struct DefiningRows(BTreeMap<String, Weak<DefiningRow>>);
 
 impl DefiningRows {
-    /// Stores the row that defines the pipeline. Existing pipelines of this name use the new row
-    /// when they read their credentials again. Only one source can define pipelines of this name.
+    /// Stores the row that defines the pipeline. A running pipeline of this name uses the new row
+    /// when it reads its credentials again. Only one source can define pipelines of this name.
     pub(super) fn set(
         &mut self,
         pipeline: &str,
@@ -270,7 +271,7 @@ impl DefiningRows {
         added
     }
 
-    /// Removes rows to which no pipeline refers.
+    /// Removes the rows of pipelines that no longer exist.
     pub(super) fn remove_unused(&mut self) {
         self.0.retain(|_, row| row.strong_count() > 0);
     }

@@ -26,18 +26,18 @@ pub(crate) struct QueryResults {
     was_read: bool,
     /// When to retry a reload that was rejected because a query failed.
     retry_at: Option<Instant>,
-    /// Whether to skip all queries.
+    /// Whether to run no queries and report their sources as failed.
     is_offline: bool,
 }
 
-/// A source, and the results of its query.
+/// A source that runs a query, and the results of the query.
 struct QueriedSource {
     source: QuerySource,
     /// When to run the query again.
     due: Instant,
     /// The last result, even if its rows were rejected.
     last: Result<Vec<TextRow>, String>,
-    /// The rows currently in use, which are from the last usable result.
+    /// The rows that currently define pipelines, from the last result that could be used.
     rows: Vec<TextRow>,
 }
 
@@ -125,7 +125,8 @@ impl QueryResults {
         Ok((pipelines, failures))
     }
 
-    /// Returns the rows to use from a source, given the result of its query.
+    /// Chooses between the rows that a source's query has just returned and the rows that are
+    /// currently in use.
     ///
     /// # Errors
     /// Returns an error message in the cases described in [`Self::read`].
@@ -160,7 +161,7 @@ impl QueryResults {
         Ok(found)
     }
 
-    /// Returns the last results of the source's query.
+    /// Returns the stored results of the source's query, or `None` if no results are stored.
     fn previous(&self, source: &QuerySource) -> Option<&QueriedSource> {
         let id = source.id();
         self.queried

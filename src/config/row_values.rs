@@ -1,4 +1,4 @@
-//! Fills a template with the values of a row.
+//! Inserts the values of a query's row into a template that defines a pipeline.
 //!
 //! A user who can write rows can choose a host or a name, for example, but can't change the
 //! surrounding text. Different places in a template accept different values; a row with an
@@ -33,7 +33,8 @@ const PLAIN_KAFKA_PROPERTIES: [&str; 6] = [
     "sasl.username",
 ];
 
-/// A place in a template. Determines which values may be inserted there.
+/// A place in the template of a `[[fleet.source]]`, which determines what row values may be
+/// inserted there.
 #[derive(Clone, Copy)]
 pub(super) enum Place<'k> {
     /// A PostgreSQL connection string.
@@ -136,7 +137,8 @@ pub(super) fn check(template: &Table) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns whether the text contains columns to be replaced with a row's values.
+/// Returns whether the text contains column names in braces, which are replaced with a row's
+/// values.
 fn has_values(text: &str) -> bool {
     let segments = segments(text).unwrap_or_default();
     segments
@@ -144,7 +146,8 @@ fn has_values(text: &str) -> bool {
         .any(|segment| matches!(segment, Segment::Column(_)))
 }
 
-/// Returns whether two template strings can become equal when their columns are replaced by values.
+/// Returns whether two template strings can become equal when the column names in braces are
+/// replaced by values.
 pub(super) fn can_be_equal(first: &str, second: &str) -> bool {
     // Text with unmatched braces is rejected later, when a row's values are inserted. Until then,
     // assume that the text can become equal to any other text.
@@ -176,7 +179,7 @@ fn has_text(text: &str) -> bool {
 }
 
 /// Returns the template's checkpoint and dead-letter topics, each with its key. The topics may
-/// contain columns to be replaced with a row's values.
+/// contain column names in braces, which are replaced with a row's values.
 pub(super) fn own_topics(template: &Table) -> Vec<(&'static str, TopicUse, &str)> {
     let checkpoint = template.get("checkpoint");
     let checkpoint = checkpoint.and_then(|checkpoint| checkpoint.get("topic"));
@@ -204,7 +207,7 @@ pub(super) fn literals(text: &str) -> Result<Vec<String>, String> {
 }
 
 impl Place<'_> {
-    /// Returns the text with its columns replaced by the values of the row.
+    /// Returns the text with each column name in braces replaced by the row's value of that column.
     pub(super) fn filled(self, text: &str, row: &TextRow) -> Result<String, String> {
         match self {
             Self::Postgres => postgres(text, row),
@@ -256,8 +259,8 @@ fn sole_column(text: &str) -> Option<&str> {
     (!name.contains(['{', '}'])).then_some(name)
 }
 
-/// Returns the text with its columns replaced by the row's values. Returns an error if `check`
-/// rejects a value.
+/// Returns the text with each column name in braces replaced by the row's value of that column.
+/// Returns an error if `check` rejects a value.
 fn checked(
     text: &str,
     row: &TextRow,
@@ -362,8 +365,8 @@ fn parameters(segments: &[Segment<'_>]) -> Result<Vec<&'static str>, String> {
     columns.map(parameter).collect()
 }
 
-/// Fills in values, each of which must be a name or part of a name. A value can't be a pattern or
-/// consist of several names.
+/// Fills a table name or a pattern with a row's values, each of which must be a name or part of a
+/// name. A value can't be a pattern or consist of several names.
 fn table(text: &str, row: &TextRow) -> Result<String, String> {
     if let Some(name) = sole_column(text) {
         let table = value(name, row)?.parse::<TableName>();
@@ -407,8 +410,8 @@ fn check_identifier(in_quotes: bool, value: &str) -> Result<(), String> {
     }
 }
 
-/// Replaces columns of the query's result with their values. Columns of the outbox remain in the
-/// text.
+/// Replaces the names of columns of the query's result with the row's values. The names of outbox
+/// columns remain in the text.
 fn fill_record_template(place: Place<'_>, text: &str, row: &TextRow) -> Result<String, String> {
     if !text.contains("{source.") {
         return Ok(text.to_owned());

@@ -50,9 +50,9 @@ pub(super) fn names(pipelines: &[FilePipeline]) -> String {
     names.join(", ")
 }
 
-/// Reads the file again. Returns the Kafka properties that apply to all pipelines, and the
-/// pipeline's current definition at `origin`. The definition is empty if the pipeline no longer
-/// exists.
+/// Reads the configuration file again. Returns the Kafka properties that apply to all pipelines,
+/// and the pipeline's current definition at `origin`. The definition is empty if the pipeline no
+/// longer exists.
 pub(super) fn read_again(
     path: &Path,
     origin: &Origin,

@@ -42,7 +42,7 @@ fn line_number(text: &str, span: Option<Range<usize>>) -> usize {
     before.matches('\n').count() + 1
 }
 
-/// Adds the most likely cause to an error message from the TOML parser.
+/// Adds the most likely mistake to an error message from the TOML parser.
 fn explain(message: &str) -> String {
     match message.starts_with("unexpected key or value")
         || message.starts_with("string values must be quoted")
@@ -94,8 +94,8 @@ fn describe(path: &str, message: &str) -> String {
     }
 }
 
-/// Describes how to specify a setting in walpost.toml, given the key that other programs use for
-/// it.
+/// Returns a hint that describes where walpost.toml specifies a setting that other programs specify
+/// with `key`.
 fn setting_location(key: &str) -> Option<&'static str> {
     match key {
         "broker" | "brokers" | "bootstrap_servers" | "kafka_brokers" => {

@@ -82,8 +82,8 @@ fn tables(
     TablePatterns::new(patterns).map_err(|error| reader.error("tables", error))
 }
 
-/// Limits the outbox to the table named by `--table`. Returns an error if the command does not
-/// accept that flag.
+/// Limits the outbox of a pipeline with several tables to the table named by `--table`. Returns an
+/// error if the command does not accept that flag.
 fn select_table(
     reader: &Reader,
     tables: TablePatterns,

@@ -9,8 +9,8 @@ use crate::outbox::settings::{
 use crate::pipeline::settings::{DeadLetterSettings, Retention, SinkSettings, Undeliverable};
 use crate::postgres::target::Outbox;
 
-/// Loads the configuration as if the file contained `toml`, with these flags and environment
-/// variables.
+/// Loads the configuration as if the configuration file contained `toml`, with these flags and
+/// environment variables.
 fn load_text(
     toml: &str,
     connection: ConnectionArgs,
@@ -402,8 +402,9 @@ fn reserves_checkpoint_topics_of_pipelines_that_are_not_selected() {
     }
 }
 
-/// Returns the next variant, so that a loop can iterate over all variants. If a variant is added to
-/// `TopicUse`, this function does not compile until it handles that variant.
+/// Returns the variant of `TopicUse` that follows this one, so that a loop can iterate over all
+/// variants. If a variant is added to `TopicUse`, this function does not compile until it handles
+/// that variant.
 fn next_topic_use(topic_use: TopicUse) -> Option<TopicUse> {
     match topic_use {
         TopicUse::Checkpoints => Some(TopicUse::DeadLetters),
@@ -990,7 +991,8 @@ fn rejects_pipelines_that_use_topics_reserved_by_a_pipeline_template() {
             assert!(text.contains(word), "{word:?} in {text:?}");
         }
     }
-    // The pipeline may use the default topics, even if they match the template.
+    // The pipeline in the file may use the default topics, even if they match the source's
+    // template.
     let template = "checkpoint = { topic = \"walpost-{name}\" }";
     let loaded = from_toml(&file_with_source("topic = \"x-{aggregatetype}\"", template));
     assert_eq!(loaded.expect("loads").len(), 1);

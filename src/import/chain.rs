@@ -6,7 +6,7 @@ use super::source::{ImportError, Source, Taken};
 
 const ROUTER: &str = "io.debezium.transforms.outbox.EventRouter";
 
-/// The outbox event router and the transforms around it.
+/// The chain of transforms: the outbox event router, and the transforms before and after it.
 #[derive(Debug)]
 pub(super) struct Chain {
     /// The prefix of the router's properties: `transforms.outbox.`.
@@ -40,7 +40,7 @@ impl Filter {
     }
 }
 
-/// A transform other than the router.
+/// A transform in the chain other than the outbox event router.
 #[derive(Debug)]
 struct OtherTransform {
     written: String,
@@ -53,7 +53,7 @@ struct OtherTransform {
 #[derive(Debug)]
 enum Condition {
     Always,
-    /// The predicate accepts only tombstones, whose value is null.
+    /// The transform is applied only to tombstones, which are records whose value is null.
     Tombstones,
     Matches(Filter),
     /// The condition can't be determined, and the reason has already been reported.
@@ -108,7 +108,7 @@ pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, Im
         _ => None,
     };
     source.raw("predicates");
-    // Discard properties of transforms and predicates that are not in use.
+    // Transforms that are not in the chain, and predicates that no transform uses, have no effect.
     let unused = source.unrequested().filter(|(name, _)| {
         name.starts_with("predicates.")
             || name.starts_with("transforms.") && !name.starts_with(&prefix)
@@ -138,7 +138,7 @@ fn condition(prefix: &str, source: &mut Source, report: &mut Report) -> Conditio
     let class = class.map(|class| class.value).unwrap_or_default();
     let condition = match class.trim().rsplit('.').next().unwrap_or_default() {
         "TopicNameMatches" => topic_condition(&properties, &predicate, negate, source, report),
-        // The router discards tombstones anyway.
+        // The router discards tombstones, so it makes no difference that the transform skips them.
         "RecordIsTombstone" if negate => Condition::Always,
         "RecordIsTombstone" => Condition::Tombstones,
         _ => {
@@ -189,7 +189,7 @@ fn topic_condition(
 }
 
 impl Chain {
-    /// Reports whether Walpost can replace the transforms other than the router. `topics` are the
+    /// Reports which of the transforms other than the router Walpost can replace. `topics` are the
     /// topics of the outbox's change events before the router is applied.
     pub(super) fn report_others(&self, topics: &[String], report: &mut Report) {
         for other in &self.others {
@@ -214,8 +214,8 @@ impl Chain {
             }
             let message = match (short, other.is_before) {
                 ("RegexRouter" | "TimestampRouter" | "ByLogicalTableRouter", _) => format!(
-                    "{short} changes the topic after the router. Walpost has a single rule for topics: include this change in \
-                     the topic or route setting"
+                    "{short} changes the topic that the outbox event router has chosen. In Walpost, the topic or route setting \
+                     alone determines the topic: include this change in that setting"
                 ),
                 ("InsertHeader" | "HeaderFrom" | "DropHeaders", _) => {
                     format!("{short} changes headers: make these changes in the headers setting, which accepts templates and \

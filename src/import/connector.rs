@@ -26,8 +26,8 @@ pub(super) fn encoded(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
-/// Returns the property and marks it as requested. If the property is not set but its former name
-/// from earlier Debezium versions is, returns the property with the former name instead.
+/// Takes the named property from the source. If the property is not set, takes the property with
+/// the name that earlier Debezium versions used.
 pub(super) fn take_or_obsolete(
     source: &mut Source,
     name: &str,
@@ -152,8 +152,8 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     }
 }
 
-/// Formats a list of hosts for a URL. Debezium appends the port to the list that it passes to JDBC,
-/// so the port applies to the last host only.
+/// Formats a list of hosts for a URL. `port` applies only to the last host, because Debezium
+/// appends the port to the list of hosts that it passes to JDBC.
 fn hosts_in_url(list: &str, port: Option<u16>) -> String {
     let hosts: Vec<_> = list.split(',').map(str::trim).collect();
     let last = hosts.len() - 1;
@@ -372,8 +372,8 @@ fn literal(pattern: &str) -> Option<(String, String)> {
     (is_name(schema) && is_name(table)).then(|| (schema.to_owned(), table.to_owned()))
 }
 
-/// Returns the only table whose records the predicate accepts, or `None` if the predicate may
-/// accept records from several tables.
+/// Returns the table whose records the predicate accepts, or `None` if the predicate may accept
+/// records of more than one table.
 fn filtered_table(prefix: Option<&str>, filter: Option<&Filter>) -> Option<Table> {
     let filter = filter.filter(|filter| !filter.is_negated())?;
     let rest = filter.java.trim_start_matches('^');
@@ -455,7 +455,8 @@ pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut 
     section.set("snapshot", text(mode), comment);
 }
 
-/// Handles the SQL statement that Debezium runs at each heartbeat. The statement may delete rows.
+/// Reports that Walpost does not run the SQL statement that Debezium runs at each heartbeat. If the
+/// statement removes rows, also suggests settings with which Walpost removes them.
 pub(super) fn heartbeat(source: &mut Source, section: &mut Section, report: &mut Report) {
     let Some(taken) = source.take_property("heartbeat.action.query", report) else {
         return;

@@ -11,7 +11,7 @@ pub(super) enum Format {
     Json,
     JsonSchema,
     Bytes,
-    /// `SimpleHeaderConverter`.
+    /// The output format of `SimpleHeaderConverter`.
     Simple,
 }
 
@@ -137,7 +137,8 @@ fn converter(role: &str, source: &mut Source, report: &mut Report) -> FoundForma
             break;
         };
         match name.as_str() {
-            // The converter itself has been reported as unsupported, so its settings don't matter.
+            // The converter itself has already been reported as unsupported, so don't report its
+            // settings.
             _ if !is_supported => report.without_effect(&taken.written),
             "schemas.cache.size" => report.without_effect(&taken.written),
             "encoding" | "converter.encoding" if taken.is("UTF-8") || taken.is("UTF8") => {

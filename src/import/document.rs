@@ -106,7 +106,7 @@ impl Document {
     }
 }
 
-/// Maximum width of comments.
+/// Maximum width of a comment line in characters.
 const LINE_CHARS_MAX: usize = 118;
 
 /// Writes a comment, wrapped to as many lines as necessary. Indented comments contain commands,

@@ -1,6 +1,6 @@
-//! Handles the remaining properties of Debezium's PostgreSQL connector, Kafka Connect and Debezium
-//! Server. Properties that correspond to a line of walpost.toml are handled by the modules that
-//! write these lines.
+//! Determines how an import reports the properties of Debezium's PostgreSQL connector, Kafka
+//! Connect and Debezium Server that do not correspond to a line of walpost.toml. Properties that do
+//! are handled by the modules that write these lines.
 //!
 //! Covers the properties of Debezium 3.7 and Kafka Connect 4.3.
 
@@ -415,7 +415,7 @@ pub(super) const FORMER_NAMES: &[(&str, &str)] = &[
     ("topic.prefix", "database.server.name"),
 ];
 
-/// Reports how the remaining properties of a source are handled.
+/// Reports the properties of the source that no other module has requested.
 pub(super) fn report_remaining(source: &mut Source, report: &mut Report) {
     let custom = list_members(source, &["converters", "post.processors"]);
     let remaining: Vec<_> = source
@@ -441,8 +441,8 @@ pub(super) fn report_remaining(source: &mut Source, report: &mut Report) {
     }
 }
 
-/// Returns the members of the comma-separated lists in the given properties. The members are
-/// prefixes of other properties' names.
+/// Returns the members of the comma-separated lists in the properties that `lists` names. The names
+/// of other properties begin with these members.
 fn list_members(source: &Source, lists: &[&str]) -> Vec<String> {
     let lists = source
         .unrequested()

@@ -34,7 +34,8 @@ const KERBEROS_RULE: Rule = Unsupported(
      or certificates",
 );
 
-/// Rules by property name. A `*` at the end of a name matches any suffix.
+/// How to handle each property of the Java producer, by name. A `*` at the end of a name matches
+/// any suffix.
 const RULES: &[(&str, Rule)] = &[
     ("sasl.mechanism", Renamed("sasl.mechanisms")),
     ("max.request.size", Renamed("message.max.bytes")),
@@ -163,8 +164,8 @@ pub(super) fn read(source: &mut Source, kafka: &mut Section, report: &mut Report
         let property = format!("producer.{name}");
         match source.take_property(&property, report) {
             Some(taken) => apply_rule(&name, &taken, kafka, report),
-            // The property is set, but its value is a reference that can't be resolved.
-            // `take_property` has already reported the problem.
+            // The property is set, but its value refers to a value that is stored elsewhere.
+            // `take_property` has already reported this.
             None if source.raw(&property).is_none() => break,
             None => {}
         }

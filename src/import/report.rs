@@ -74,7 +74,7 @@ impl Report {
         self.add(Group::Different, property, message, false);
     }
 
-    /// Like [`different`](Self::different), but requires action by the user.
+    /// Like [`different`](Self::different), but reports that the user must act.
     pub(super) fn task(&mut self, property: &str, message: impl Into<String>) {
         self.add(Group::Different, property, message, true);
     }

@@ -12,7 +12,7 @@ use crate::outbox::headers::is_reserved;
 use crate::outbox::route::is_topic_name;
 use crate::outbox::template::{self, Template};
 
-/// The router's properties.
+/// The names of the outbox event router's properties.
 const KEYS: &[&str] = &[
     "table.field.event.id",
     "table.field.event.key",
@@ -62,7 +62,7 @@ const OBSOLETE: &[(&str, &str)] = &[
     ),
 ];
 
-/// Reads the router's properties.
+/// A reader for the outbox event router's properties.
 struct Router<'s> {
     prefix: &'s str,
     source: &'s mut Source,
@@ -71,7 +71,7 @@ struct Router<'s> {
 
 /// A property's value, or its default if the property is not set.
 struct Given {
-    /// The origin of the value, for use in comments and in the report.
+    /// The property that the value comes from, for use in comments and in the report.
     from: String,
     value: String,
     taken: Option<Taken>,
@@ -105,7 +105,7 @@ impl Router<'_> {
         }
     }
 
-    /// Like [`given`](Self::given), but for a property that contains a regular expression, or that
+    /// Like [`given`](Self::given), but for a property whose value is a regular expression, or
     /// refers to the groups of a regular expression.
     fn given_regex(&mut self, name: &str, default: &str) -> Given {
         let taken = self.source.raw(&format!("{}{name}", self.prefix));

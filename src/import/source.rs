@@ -74,7 +74,7 @@ struct Property {
     is_taken: bool,
 }
 
-/// A property that was requested from the source.
+/// A property that was taken from the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
     /// The name as written in the file.
@@ -95,7 +95,8 @@ impl Taken {
     }
 }
 
-/// The file's properties, and whether each has been requested.
+/// The properties of the imported file. Records which of them have been requested, so that the
+/// others can be reported at the end of the import.
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) kind: Kind,
@@ -125,7 +126,8 @@ impl Source {
         from_properties(text, report)
     }
 
-    /// Adds the worker's properties that serve as defaults for the connector.
+    /// Adds the properties of the worker that apply to the connector, except those that the
+    /// connector sets itself.
     ///
     /// # Errors
     /// Returns an error if the text is not a properties file.
@@ -173,8 +175,8 @@ impl Source {
         self.properties.insert(name, property);
     }
 
-    /// Returns the property, and marks it as requested. The value is returned unchanged, even if it
-    /// is a reference.
+    /// Returns the property, and records that it was requested. The value is returned unchanged,
+    /// even if it refers to a value that is stored elsewhere.
     pub(super) fn raw(&mut self, name: &str) -> Option<Taken> {
         let property = self.properties.get_mut(name)?;
         property.is_taken = true;
@@ -184,8 +186,9 @@ impl Source {
         })
     }
 
-    /// Returns the property, and marks it as requested. If the value contains a reference, returns
-    /// `None` instead, and reports that the user has to specify the value.
+    /// Returns the property, and records that it was requested. If the value refers to a value that
+    /// is stored elsewhere, returns `None` instead, and reports that the user has to specify the
+    /// value.
     pub(super) fn take_property(&mut self, name: &str, report: &mut Report) -> Option<Taken> {
         let kind = self.kind;
         let mut taken = self.raw(name)?;
@@ -226,7 +229,7 @@ impl Source {
         })
     }
 
-    /// Returns the value without marking the property as requested.
+    /// Returns the value of the property without recording that the property was requested.
     pub(super) fn value(&self, name: &str) -> Option<&str> {
         let property = self.properties.get(name)?;
         Some(&property.value)
@@ -238,7 +241,7 @@ impl Source {
     }
 }
 
-/// Prefix for the names of the worker's properties in messages.
+/// Prefix that distinguishes the worker's properties from the connector's in messages.
 const WORKER: &str = "the worker's ";
 
 fn belongs_to(name: &str, converter: &str) -> bool {
@@ -382,8 +385,8 @@ fn from_config(config: &Map<String, Value>, name: Option<String>) -> Result<Sour
     Ok(source)
 }
 
-/// Renames producer overrides to match the names of the producer properties of Debezium Server and
-/// of a worker.
+/// Returns the name of a connector's property, with the prefix `producer.override.` replaced by
+/// `producer.`, which Debezium Server and workers use for the same properties.
 fn connect_name(written: &str) -> String {
     match written.strip_prefix("producer.override.") {
         Some(name) => format!("producer.{name}"),
@@ -437,8 +440,8 @@ fn from_properties(text: &str, report: &mut Report) -> Result<Source, ImportErro
     for (written, value) in plain.into_iter().chain(profiles) {
         let (profile, name) = without_profile(&written);
         if profile.is_some_and(|profile| profile.split(',').all(|one| one.trim() != "prod")) {
-            let message = "this property belongs to a Quarkus profile that Debezium Server uses only if that profile is selected \
-             (QUARKUS_PROFILE); the values of the profile prod are imported";
+            let message = "this property is not imported, because it applies only if its Quarkus profile is selected, for \
+             example with QUARKUS_PROFILE. Only properties without a profile, or for the default profile prod, are imported";
             report.different(&written, message);
             continue;
         }
@@ -469,8 +472,8 @@ fn without_profile(written: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// Returns the names under which Debezium Server passes a property on to its connector, converters
-/// or producer.
+/// Returns the names that a property of Debezium Server has in the connector, the converters or the
+/// producer to which it applies.
 fn server_names(name: &str) -> Vec<String> {
     let converters = ["key", "value", "header"];
     if let Some(rest) = name.strip_prefix("debezium.format.") {

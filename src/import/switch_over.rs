@@ -4,8 +4,8 @@ use super::connector::{Roles, encoded};
 use super::source::Kind;
 use crate::escape::shell_quoted;
 
-/// The values to insert in the commands. Only the role has to be quoted for the shell: the names of
-/// slots and pipelines contain no special characters, and URLs are percent-encoded.
+/// The values to insert in the switch-over commands. Only the role has to be quoted for the shell:
+/// the names of slots and pipelines contain no special characters, and URLs are percent-encoded.
 pub(super) struct SwitchOver<'i> {
     pub(super) kind: Kind,
     /// The connector's name, if it is known.

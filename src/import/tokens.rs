@@ -1,4 +1,4 @@
-//! Translates OAUTHBEARER authentication with Kafka's own classes (KIP-768, KIP-1139) to
+//! Translates OAUTHBEARER authentication with classes of Apache Kafka (KIP-768, KIP-1139) to
 //! `sasl.oauthbearer.method = oidc`.
 
 use super::document::{Section, text};
@@ -15,7 +15,7 @@ const EXTENSIONS: &str = "sasl.oauthbearer.extensions";
 const URLENCODE: &str = "sasl.oauthbearer.header.urlencode";
 const HANDLER: &str = "producer.sasl.login.callback.handler.class";
 
-/// Returns whether the login module and its callback handler are Kafka's own.
+/// Returns whether the login module and its callback handler are classes of Apache Kafka.
 pub(super) fn uses_kafka_classes(module: &str, source: &Source) -> bool {
     module.ends_with(".oauthbearer.OAuthBearerLoginModule")
         && source.value(HANDLER).is_some_and(|class| {

@@ -12,8 +12,8 @@ use super::timestamp::{self, TimestampType};
 /// not allocate.
 pub const COLUMNS_MAX: usize = 32;
 
-/// The values of the columns named in the settings, indexed by slot. The slot of each column is
-/// assigned when the settings are bound to a table. `None` represents null.
+/// The values of those columns of a row that the settings refer to. Each column's index in this
+/// array is assigned when the settings are bound to a table. `None` represents null.
 pub type Row<'a> = [Option<&'a [u8]>; COLUMNS_MAX];
 
 /// The location of a column's value in a [`Row`].
@@ -30,7 +30,8 @@ impl Source {
     }
 }
 
-/// A template in which the columns have been replaced with slots in a [`Row`].
+/// A template in which the names of columns have been replaced with the indices of their values in
+/// a [`Row`].
 #[derive(Debug)]
 pub(super) struct Bound {
     pub(super) pieces: Vec<Piece>,
@@ -129,8 +130,9 @@ pub(super) fn append_bytea(text: &[u8], scratch: &mut Vec<u8>) -> Result<Range<u
     Ok(start..scratch.len())
 }
 
-/// Decodes hexadecimal digits into `room`, or returns `None` if a character is not a hexadecimal
-/// digit.
+/// Decodes hexadecimal digits into the start of `room` and returns the decoded bytes. Returns
+/// `None` if a character is not a hexadecimal digit, if the number of digits is odd, or if `room`
+/// is too small.
 pub(super) fn bytes_of_hex<'b>(digits: &[u8], room: &'b mut [u8]) -> Option<&'b [u8]> {
     let (pairs, odd) = digits.as_chunks::<2>();
     let room = room.get_mut(..pairs.len()).filter(|_| odd.is_empty())?;

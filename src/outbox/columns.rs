@@ -1,4 +1,4 @@
-//! Matches the settings with the columns of the actual table.
+//! Resolves the column names in the settings to the columns of an existing table.
 
 use super::bound::{Bound, Piece, Source};
 use super::connect::{ColumnFacts, Kind, default_text};
@@ -51,7 +51,7 @@ pub(crate) struct SourceTable<'a> {
 pub struct Mapping {
     /// The table's name in SQL syntax, or `None` for events sent as logical decoding messages.
     table: Option<Box<str>>,
-    /// For each column of the table, the slot of the column's value in a [`Row`], or `None` if the
+    /// For each column of the table, the index of the column's value in a [`Row`], or `None` if the
     /// settings do not refer to the column.
     slots: Vec<Option<u8>>,
     pub(super) topic: BoundTopic,
@@ -102,7 +102,8 @@ pub(super) struct TopicRule {
     pub(super) reserved: ReservedTopics,
 }
 
-/// The topic of a record, bound to columns.
+/// The setting that determines a record's topic, with column names replaced by the indices of their
+/// values in a [`Row`].
 #[derive(Debug)]
 pub(super) enum BoundTopic {
     Template(Bound),
@@ -135,7 +136,7 @@ pub enum MappingError {
     WrongType {
         table: String,
         column: String,
-        /// The column's type: its name, or its OID if the name is unknown.
+        /// The name of the column's type, or the type's OID if the name is unknown.
         found: String,
         /// The setting that refers to the column.
         setting: &'static str,
@@ -201,7 +202,7 @@ pub enum MappingError {
         /// Describes how to restore the previous name or to accept the new one.
         remedy: String,
     },
-    /// The settings refer to more columns than a row can hold.
+    /// The settings refer to more columns than a [`Row`] can hold.
     #[error(
         "the settings for table {0} refer to more than {COLUMNS_MAX} different columns; use fewer"
     )]
@@ -423,8 +424,8 @@ impl Mapping {
         self.slots.len()
     }
 
-    /// Returns the slot in a [`Row`] for the value of the table's column at `index`, or `None` if
-    /// the settings do not refer to the column.
+    /// Returns where a [`Row`] stores the value of the table's column at `index`, or `None` if the
+    /// settings do not refer to the column.
     #[must_use]
     pub fn slot(&self, index: usize) -> Option<usize> {
         self.slots.get(index).copied().flatten().map(usize::from)
@@ -450,7 +451,8 @@ impl Mapping {
     }
 }
 
-/// Returns the columns with domains replaced by their base types.
+/// Returns the columns, with the type of each column that is a domain replaced by the domain's base
+/// type.
 fn without_domains<'a>(columns: &[TableColumn<'a>], facts: &[ColumnFacts]) -> Vec<TableColumn<'a>> {
     let base = |column: &TableColumn<'a>| {
         let facts = facts.iter().find(|facts| facts.name == column.name)?;
@@ -473,7 +475,7 @@ pub(crate) fn is_user_defined(type_oid: u32) -> bool {
     type_oid >= oid::FIRST_USER_OID
 }
 
-/// Returns the setting as it appears in errors.
+/// Returns the setting that determines the topic, in the form in which errors quote it.
 fn topic_setting(topic: &Topic) -> String {
     let key = match topic {
         Topic::Template(_) => "topic",
@@ -522,7 +524,7 @@ struct Binder<'a> {
     /// The table, or `None` for events sent as logical decoding messages.
     table: Option<SourceTable<'a>>,
     columns: &'a [TableColumn<'a>],
-    /// Properties of the columns, from the catalog.
+    /// Properties of the columns that were read from the catalog.
     facts: &'a [ColumnFacts],
     slots: Vec<Option<u8>>,
     used: u8,

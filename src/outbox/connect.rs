@@ -95,14 +95,14 @@ pub(super) enum Kind {
     ZonedTimestamp(u8),
     /// A duration in microseconds.
     Interval,
-    /// A single bit.
+    /// A bit string of exactly one bit.
     Bit,
-    /// Several bits.
+    /// A bit string that can have more than one bit.
     Bits,
     Array(Box<Kind>),
 }
 
-/// The converter whose output format is used for a value.
+/// The Kafka Connect converter whose output format is used for a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// `JsonConverter`.
@@ -426,7 +426,7 @@ fn push_big_decimal(out: &mut Vec<u8>, text: &str, digits: &str, scale: usize) -
 }
 
 fn push_any_decimal(out: &mut Vec<u8>, text: &str, form: Form) -> bool {
-    // Trailing zeros are not counted in the scale.
+    // Omit trailing zeros from the fraction, because they must not count toward the scale.
     let text = match text.contains('.') {
         true => text.trim_end_matches('0').trim_end_matches('.'),
         false => text,

@@ -216,7 +216,7 @@ impl HeaderForm {
     }
 }
 
-/// How a value is encoded if it is not simply the column's text or bytes.
+/// How a record's value is encoded if it is not simply the text or bytes of the payload column.
 #[derive(Debug)]
 pub(super) struct ValueForm {
     form: Form,

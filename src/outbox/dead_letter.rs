@@ -191,8 +191,8 @@ impl Writer {
         }
     }
 
-    /// Removes everything except Walpost's headers, and returns a payload that contains only the
-    /// identifier.
+    /// Removes the event's headers, except the one that identifies the event, and adds a header
+    /// that lists what was omitted. Returns a payload that contains only the identifier.
     fn reduce_to_reference<'r>(
         &mut self,
         identifier: (&str, &[u8]),
@@ -316,7 +316,8 @@ impl Writer {
     }
 }
 
-/// The parts that were truncated or omitted, apart from the payload.
+/// The parts of an event, other than the payload, that were truncated or omitted in its dead
+/// letter.
 #[derive(Default, serde::Serialize)]
 struct Truncations {
     /// The original length of the key.

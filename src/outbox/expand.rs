@@ -162,8 +162,8 @@ impl Expander {
     }
 }
 
-/// How much work may still be spent on a payload. One unit is roughly one byte written or one name
-/// compared.
+/// The amount of work that may still be spent on expanding a payload. One unit is roughly one byte
+/// written or one name compared.
 struct Work {
     left: usize,
 }
@@ -198,8 +198,8 @@ struct Reader<'t> {
 const MEMBER_BYTES: usize = 2 * size_of::<(Range<usize>, Node)>() + size_of::<(&[u8], usize)>();
 
 impl Reader<'_> {
-    /// Charges memory that is about to be allocated against the memory limit. Returns `None` if the
-    /// limit is exceeded.
+    /// Subtracts memory that is about to be allocated from the memory that remains. Returns `None`
+    /// if too little memory remains.
     fn spend(&mut self, bytes: usize) -> Option<()> {
         self.bytes_left = self.bytes_left.checked_sub(bytes)?;
         Some(())
@@ -352,7 +352,7 @@ impl Reader<'_> {
                 self.at += 4;
                 match char::from_u32(u32::from(unit)) {
                     Some(char) => char,
-                    // Surrogates are written as separate escapes.
+                    // A surrogate is not a character by itself. Write it as an escape.
                     None => {
                         json::push_unit(self.texts, unit);
                         return Some(());
@@ -509,7 +509,7 @@ impl Shape {
         })
     }
 
-    /// Returns whether both shapes have the same schema.
+    /// Returns whether Debezium would write the same schema for both shapes.
     fn is_same(&self, other: &Self, texts: &[u8], keep: Keep, work: &mut Work) -> bool {
         match (self, other) {
             (Self::Struct { fields, .. }, Self::Struct { fields: others, .. }) => {
@@ -727,7 +727,7 @@ impl Expanded<'_> {
         known.map(|(name, shape)| (&self.texts[name.clone()], shape))
     }
 
-    /// Appends the value.
+    /// Appends the expanded payload.
     pub(super) fn push(&self, out: &mut Vec<u8>, form: Form) {
         self.push_node(&self.node, &self.shape, out, form);
     }

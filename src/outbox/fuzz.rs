@@ -126,7 +126,7 @@ fn route(settings: &OutboxSettings, topic: &Template, values: &Values<'_>) {
     check_headers(headers.collect(), values[HEADERS]);
 }
 
-/// Checks that the values actually have the problem that the error reports.
+/// Checks that the row's values actually have the problem that the error reports.
 fn check_error(error: &RouteError, topic: &Template, values: &Values<'_>) {
     match error {
         RouteError::TopicNull => {

@@ -13,7 +13,7 @@ use super::{json, properties};
 /// The header that contains the row's position in the WAL.
 pub(crate) const POSITION_HEADER: &str = "walpost-position";
 
-/// The header that marks a record as sent by a replay.
+/// The header that is present only in records that `walpost replay` has sent.
 pub(crate) const REPLAY_HEADER: &str = "walpost-replay";
 
 /// The prefix of header names that are reserved for Walpost's metadata.

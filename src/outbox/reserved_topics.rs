@@ -292,7 +292,7 @@ mod tests {
         for topic in ["a.b-x.c", "a.b-.c", "a_x-b--x_c", "a.-.c"] {
             check(&["a.", "-", ".c"], topic, true);
         }
-        // The parts must not overlap.
+        // The literal parts of a pattern must not overlap in a topic name.
         for topic in ["a.c", "a.b.c", "a-.c", "a.-c", "a._c"] {
             check(&["a.", "-", ".c"], topic, false);
         }

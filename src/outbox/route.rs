@@ -168,8 +168,8 @@ impl Router {
     }
 }
 
-/// Appends the key, and the headers that precede the position header, in the configured formats.
-/// Returns the location of the key.
+/// Appends the key, and the headers that precede the position header, to the scratch space in the
+/// configured formats. Returns the location of the key.
 #[inline(never)]
 fn formatted(
     mapping: &Mapping,
@@ -239,7 +239,7 @@ pub(super) fn payload<'r>(
 }
 
 impl Mapping {
-    /// Returns the row with nulls replaced by defaults.
+    /// Returns the row, with each null replaced by the default value of its column.
     pub(super) fn filled<'r>(&'r self, row: &Row<'r>) -> Row<'r> {
         let mut filled = *row;
         for (slot, text) in &self.defaults {

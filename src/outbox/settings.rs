@@ -8,7 +8,8 @@ use regex::Regex;
 use super::reserved_topics::{ReservedTopics, TopicPattern, collision_key};
 use super::template::{Part, Template, TemplateError};
 
-/// How rows become records. The defaults suit an unmodified Debezium outbox table.
+/// Settings that determine how rows become records. The defaults suit an outbox table with the
+/// columns that Debezium expects by default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutboxSettings {
     /// The topic. A row is rejected if a column that the topic depends on is null.
@@ -403,9 +404,9 @@ impl OutboxSettings {
         self.headers == default_headers()
     }
 
-    /// Returns the name and value of the setting that adds the name of a row's table or schema to
-    /// records. Returns only one setting: the topic, the key or the first such header, in this
-    /// order.
+    /// Returns the first setting whose template inserts the name of a row's table or schema into
+    /// records, formatted as `name = "value"`. The topic is checked first, then the key, then the
+    /// headers.
     #[must_use]
     pub(crate) fn setting_with_table_name(&self) -> Option<String> {
         let topic = match &self.topic {

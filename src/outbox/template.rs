@@ -1,4 +1,4 @@
-//! Templates with column names: `{tenant}:{aggregateid}`.
+//! Templates that contain column names in braces, such as `{tenant}:{aggregateid}`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -32,17 +32,17 @@ const RFC3339: &str = ":rfc3339";
 /// The error returned if text is not a valid template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
-    /// `{` without `}`.
+    /// An opening brace has no closing brace.
     #[error(
         "template {0:?}: '{{' at byte {1} has no closing brace; write '{{{{' for a literal brace"
     )]
     Unclosed(String, usize),
-    /// `}` without `{`.
+    /// A closing brace has no opening brace.
     #[error(
         "template {0:?}: '}}' at byte {1} has no opening brace; write '}}}}' for a literal brace"
     )]
     Unopened(String, usize),
-    /// `{}`.
+    /// The text contains `{}`, which does not name a column.
     #[error("template {0:?}: empty braces at byte {1}; expected a column name between them")]
     NoName(String, usize),
     /// The text is empty.

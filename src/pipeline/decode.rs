@@ -334,7 +334,8 @@ impl Core {
         }
     }
 
-    /// Restores the table names that were taken from the previous instance.
+    /// Restores the table names that [`take_table_names`](Self::take_table_names) removed from the
+    /// instance that this one replaces.
     pub(crate) fn restore_table_names(&mut self, names: Option<TableNames>) {
         if let (Source::Table(source), Some(names)) = (&mut self.source, names) {
             source.replace_names(names);

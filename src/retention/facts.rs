@@ -1,4 +1,4 @@
-//! Queries the data on which a retention plan is based.
+//! Queries the data from which the maintenance of a table is planned.
 
 use crate::postgres::sql::{Client, Row};
 use jiff::Timestamp;
@@ -17,7 +17,7 @@ use crate::postgres::target::Target;
 pub(crate) struct MaintainedTable {
     pub(crate) name: TableName,
     pub(crate) origin: Origin,
-    /// How the table is partitioned; `None` if the table is not partitioned.
+    /// How the table is partitioned, or `None` if it is not partitioned.
     pub(crate) partitioning: Option<Partitioning>,
     pub(crate) default: Option<TableName>,
     pub(crate) owner: String,
@@ -147,7 +147,8 @@ async fn lock(
     Ok(row.try_get(0)?)
 }
 
-/// Returns SQL that converts a time to microseconds since 1970, or to NULL if it is infinite.
+/// Returns an SQL expression that converts a time to microseconds since 1970-01-01 UTC, or to NULL
+/// if the time is infinite.
 fn micros(expression: &str) -> String {
     format!(
         "(extract(epoch FROM CASE WHEN isfinite({expression}) THEN {expression} END) * 1000000)::int8"
@@ -297,7 +298,7 @@ pub(crate) async fn detached_partitions(
 }
 
 /// Returns the database server's current time, and the end of the table's comment, where Walpost
-/// stores a mark.
+/// stores the removal progress.
 pub(crate) async fn query_rows_mark(
     client: &Client,
     outbox: &MaintainedTable,

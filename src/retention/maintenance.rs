@@ -51,8 +51,8 @@ pub(crate) fn start(settings: &PipelineSettings) -> Option<Maintenance> {
     })))
 }
 
-/// Performs a maintenance pass over all tables. Logs completed and postponed steps, and returns the
-/// problems.
+/// Performs a maintenance pass over all tables. Logs the steps that were completed or have to wait,
+/// and returns descriptions of the problems.
 async fn pass(settings: &PipelineSettings) -> Vec<String> {
     let opened = async {
         // The slot's position determines which rows count as delivered, so check that the slot
@@ -98,7 +98,8 @@ async fn with_timeout<T>(
     }
 }
 
-/// Logs the completed and postponed steps of a maintenance pass, and returns its problems.
+/// Logs the steps of a maintenance pass that were completed or have to wait, and returns
+/// descriptions of the problems.
 fn log_report(pipeline: &str, report: RetentionReport) -> Vec<String> {
     for done in report.done {
         info!(pipeline, "maintenance: {done}");

@@ -1,57 +1,61 @@
-//! Defines marks, which record how far the removal of a partition has progressed. A mark is stored
-//! in the last line of the partition's comment, so it exists for as long as the partition does.
-//! This module does no I/O.
+//! Formats and parses the removal progress of a partition: the last completed step toward dropping
+//! it. Walpost stores the removal progress in the last line of the partition's comment (`COMMENT ON
+//! TABLE`), so it exists for as long as the partition does. This module does no I/O.
 
 use jiff::Timestamp;
 
 use crate::model::lsn::Lsn;
 
-/// The start of the comment line that contains a mark.
+/// The start of the comment line in which Walpost stores the removal progress.
 const COMMENT_PREFIX: &str = "walpost: ";
 
-/// An upper bound on the length of the comment line that contains a mark, in characters.
+/// An upper bound on the length, in characters, of the comment line in which Walpost stores the
+/// removal progress.
 const LINE_CHARS_MAX: usize = 300;
 
-/// The text that follows [`COMMENT_PREFIX`] in the mark of a table without partitions.
+/// The text that follows [`COMMENT_PREFIX`] in the comment on a table without partitions.
 const ROWS_PREFIX: &str = "rows before ";
 
-/// The most recent completed step in the removal of a partition.
+/// The removal progress of a partition: the last completed step toward dropping it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PartitionMark {
-    /// The partition's time range had ended when it was marked, and the rows that it contained at
-    /// the time were committed before this WAL position.
+    /// The partition's time range had ended when this step was recorded, and the rows that the
+    /// partition contained at the time were committed before this WAL position.
     Closed(Lsn),
-    /// The slots had passed the position in [`Self::Closed`] by this time.
+    /// By this time, the slots had passed the position that was recorded in [`Self::Closed`].
     Delivered(Timestamp),
     /// The partition was detached, and all its rows were committed before this WAL position.
     Detached(Lsn),
 }
 
-/// Identifies the table to which a mark belongs. Marks from a different cluster, such as those in a
-/// restored dump, are ignored because their LSNs and OIDs have no meaning in this cluster.
+/// Identifies the outbox table to which recorded removal progress belongs. Progress that was
+/// recorded in a different cluster, such as in a comment from a restored dump, is ignored because
+/// its LSNs and OIDs have no meaning in this cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     /// The OID of the outbox table.
     pub table: u32,
-    /// The system identifier.
+    /// The system identifier of the database cluster.
     pub cluster: String,
 }
 
 impl Origin {
-    /// Returns the suffix that all marks of this table have.
+    /// Returns the text that ends every line in which Walpost stores removal progress for this
+    /// table.
     #[must_use]
     pub(crate) fn suffix(&self) -> String {
         format!(" (table {}, cluster {})", self.table, self.cluster)
     }
 
-    /// Returns the mark in a partition's comment, if it belongs to this table.
+    /// Returns the removal progress in a partition's comment, or `None` if the comment records none
+    /// for this table.
     #[must_use]
     pub(crate) fn read(&self, comment: Option<&str>) -> Option<PartitionMark> {
         PartitionMark::read(&self.line(comment)?)
     }
 
-    /// Returns the mark in the comment of a table without partitions, and a time. The mark covers
-    /// rows that were created before this time.
+    /// Returns the removal progress in the comment on a table without partitions, and a time. The
+    /// progress applies to the rows that were created before this time.
     #[must_use]
     pub(crate) fn read_rows_mark(
         &self,
@@ -62,7 +66,8 @@ impl Origin {
         Some((before.parse().ok()?, PartitionMark::read(mark)?))
     }
 
-    /// Returns the text of the mark in a comment, without its fixed prefix and suffix.
+    /// Returns the comment line that contains the removal progress, without its fixed prefix and
+    /// suffix.
     fn line(&self, comment: Option<&str>) -> Option<String> {
         let line = comment?.lines().next_back()?;
         let text = line
@@ -86,16 +91,17 @@ impl PartitionMark {
     }
 }
 
-/// Returns SQL for the end of the comment on the table with OID `oid`. The result is long enough to
-/// contain a mark. The rest of the comment is not read: a table's owner can write a comment of many
-/// megabytes, and a query that reads the comments of all tables could then fail.
+/// Returns an SQL expression for the last `LINE_CHARS_MAX` characters of a table's comment, which
+/// include the line with the removal progress. `oid` is the table's OID. The rest of the comment is
+/// not read: a table's owner can write a comment of many megabytes, and a query that reads the
+/// comments of all tables could then fail.
 #[must_use]
 pub(crate) fn end_of_comment(oid: &str) -> String {
     format!("right(obj_description({oid}, 'pg_class'), {LINE_CHARS_MAX})")
 }
 
-/// Returns an SQL expression for all lines of a table's comment except Walpost's mark, each
-/// followed by a line feed. `oid` is the table's OID.
+/// Returns an SQL expression for the lines of a table's comment that were not written by Walpost,
+/// each followed by a line feed. `oid` is the table's OID.
 #[must_use]
 pub(crate) fn other_lines(oid: &str) -> String {
     format!(
@@ -105,7 +111,7 @@ pub(crate) fn other_lines(oid: &str) -> String {
     )
 }
 
-/// The kind of mark to write. The server inserts the position or time.
+/// The removal progress to store in a table's comment. The server inserts the WAL position or time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkKind {
     /// [`PartitionMark::Closed`]
@@ -114,17 +120,18 @@ pub(crate) enum MarkKind {
     Delivered,
     /// [`PartitionMark::Detached`]
     Detached,
-    /// A [`PartitionMark::Closed`] mark for a table without partitions. The mark covers the rows
-    /// that the table contains when the mark is written.
+    /// [`PartitionMark::Closed`] for a table without partitions. Applies to the rows that were
+    /// created before the comment is written.
     RowsClosed,
-    /// A [`PartitionMark::Delivered`] mark for a table without partitions. The mark covers the rows
-    /// that were created before this time.
+    /// [`PartitionMark::Delivered`] for a table without partitions. Applies to the rows that were
+    /// created before this time.
     RowsDelivered(Timestamp),
 }
 
 impl MarkKind {
-    /// Returns the text at the start of a mark of this kind, and the SQL expression for its value:
-    /// the current position or time.
+    /// Returns the text at the start of the comment line for this step, and an SQL expression for
+    /// the text that follows it, which contains the current WAL position, the current time, or
+    /// both.
     #[must_use]
     pub(crate) fn parts(self) -> (String, String) {
         // The WAL insert position is after the commit records of all transactions committed so
@@ -165,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_back_written_retention_marks_of_partitions() {
+    fn reads_back_the_removal_progress_of_partitions() {
         let read = |text: &str| origin().read(Some(text));
         let lsn = Lsn(0x16B_3748);
         assert_eq!(
@@ -184,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_back_written_retention_marks_of_table_rows() {
+    fn reads_back_the_removal_progress_of_table_rows() {
         let (before, at) = ("2025-11-22T01:02:03Z", "2025-11-22T01:02:04Z");
         let [before_time, at_time] = [before, at].map(|text| text.parse().expect("a time"));
         let read = |text: &str| origin().read_rows_mark(Some(text));
@@ -196,13 +203,14 @@ mod tests {
         let delivered = comment(MarkKind::RowsDelivered(before_time), at);
         let expected = Some((before_time, PartitionMark::Delivered(at_time)));
         assert_eq!(read(&delivered), expected);
-        // A mark for a table's rows must not be read as a mark for a partition, and vice versa.
+        // The removal progress of a table's rows must not be read as that of a partition, and vice
+        // versa.
         assert_eq!(origin().read(Some(&closed)), None);
         assert_eq!(read(&comment(MarkKind::Closed, "0/1")), None);
     }
 
     #[test]
-    fn ignores_comment_lines_that_are_not_retention_marks() {
+    fn ignores_comment_lines_without_removal_progress() {
         let ours = comment(MarkKind::Closed, "0/1");
         let both = format!("Kept for the auditors\n{ours}");
         assert_eq!(
@@ -215,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn retention_marks_fit_within_the_maximum_comment_line_length() {
+    fn removal_progress_fits_within_the_maximum_comment_line_length() {
         let origin = Origin {
             table: u32::MAX,
             cluster: u64::MAX.to_string(),
@@ -233,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn ignores_retention_marks_from_a_different_cluster_or_table() {
+    fn ignores_removal_progress_from_a_different_cluster_or_table() {
         let ours = comment(MarkKind::Detached, "0/1");
         for (from, to) in [("7405", "7406"), ("16390", "16391")] {
             assert_eq!(origin().read(Some(&ours.replace(from, to))), None);

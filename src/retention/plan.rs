@@ -21,7 +21,7 @@ pub(crate) struct RetentionFacts {
     pub oldest_open: Option<(Timestamp, i32)>,
     /// The partitions, in any order.
     pub partitions: Vec<Partition>,
-    /// Detached partitions, which are identified by the marks in their comments.
+    /// Detached partitions, which are identified by the removal progress in their comments.
     pub detached: Vec<Detached>,
     /// The slot with the lowest position among the slots that read the table, and that position.
     /// `None` if nothing may be removed.
@@ -37,7 +37,7 @@ pub(crate) struct Partition {
     pub is_default: bool,
     /// Whether DETACH CONCURRENTLY was started but not completed.
     pub is_pending: bool,
-    /// The last step recorded in the partition's comment, if any.
+    /// The removal progress recorded in the partition's comment, if any.
     pub mark: Option<PartitionMark>,
 }
 
@@ -47,9 +47,9 @@ pub(crate) struct Detached {
     /// The OID, which distinguishes the table from a later table with the same name.
     pub oid: u32,
     pub name: TableName,
-    /// The last step recorded in the table's comment, if any.
+    /// The removal progress recorded in the table's comment, if any.
     pub mark: Option<PartitionMark>,
-    /// The end of the table's comment, where the last step is recorded.
+    /// The end of the table's comment, where the removal progress is recorded.
     pub comment_end: String,
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for TimeRange {
     }
 }
 
-/// The length of a partition's range.
+/// The length of the time range that a partition covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Width {
     Month,
@@ -89,17 +89,18 @@ enum Width {
 pub(crate) enum RetentionStep {
     /// Create a partition for this range.
     Create(TableName, TimeRange),
-    /// Mark the partition, whose time range has ended, with the current WAL position.
+    /// Record the current WAL position in the partition's comment, because its time range has
+    /// ended.
     MarkClosed(Partition),
-    /// Mark the partition with the current time, because the slots have passed the position in its
-    /// mark.
+    /// Record the current time in the partition's comment, because the slots have passed the
+    /// position that was recorded there.
     MarkDelivered(Partition),
     /// Detach the partition from the table.
     Detach(Partition),
     /// Complete an interrupted detach.
     Finalize(Partition),
-    /// Mark the detached partition with the current WAL position. All its rows were committed
-    /// before this position.
+    /// Record the current WAL position in the detached partition's comment. All its rows were
+    /// committed before this position.
     MarkDetached(Detached),
     /// Drop the table.
     Drop(Detached),
@@ -177,8 +178,8 @@ pub(crate) fn plan_missing(
     steps
 }
 
-/// Returns the steps toward the removal of partitions older than `keep`, and the reasons why other
-/// partitions have to wait.
+/// Returns the steps that can be performed now to remove partitions `keep` after their delivery,
+/// and the reasons why other partitions have to wait.
 #[must_use]
 pub(crate) fn plan_removals(
     found: &RetentionFacts,
@@ -209,8 +210,7 @@ pub(crate) fn plan_removals(
             continue;
         }
         match partition.mark {
-            // The removal of a partition starts over if the partition was detached and attached
-            // again.
+            // If the partition was detached and then attached again, its removal starts over.
             None | Some(PartitionMark::Detached(_)) => {
                 steps.push(RetentionStep::MarkClosed(partition.clone()))
             }
@@ -219,7 +219,7 @@ pub(crate) fn plan_removals(
             }
             Some(PartitionMark::Closed(needed)) => waits.push(slot_wait(&table, needed)),
             // The recorded time is in the future, because the server's clock was set back. Record
-            // the time again.
+            // the current time instead.
             Some(PartitionMark::Delivered(at)) if at > found.now => {
                 steps.push(RetentionStep::MarkDelivered(partition.clone()));
             }
@@ -241,7 +241,7 @@ pub(crate) fn plan_removals(
                 steps.push(RetentionStep::Drop(detached.clone()));
             }
             Some(PartitionMark::Detached(needed)) => waits.push(slot_wait(&detached.name, needed)),
-            // The partition was detached, but its mark was not updated.
+            // The partition was detached, but its comment does not record this yet.
             Some(_) => steps.push(RetentionStep::MarkDetached(detached.clone())),
             None => {}
         }
@@ -269,8 +269,8 @@ impl Partition {
     }
 }
 
-/// Returns the range from which to derive the ranges of new partitions: the latest range that has
-/// started or, if no range has started, the first range.
+/// Returns the existing partition range that new partitions are modeled on: the latest range that
+/// has started or, if no range has started, the first range.
 fn model(found: &RetentionFacts) -> Option<TimeRange> {
     let ranges = || found.partitions.iter().filter_map(Partition::range);
     ranges()
@@ -286,9 +286,9 @@ fn width(range: TimeRange) -> Width {
     }
 }
 
-/// Returns the range of the given width that contains `at`. With a fixed width, the range starts a
-/// whole number of widths before or after `model`. Returns `None` if the result is outside the
-/// supported range of times.
+/// Returns the range of the given width that contains `at`. With a fixed width, the start of the
+/// range differs from the start of `model` by a whole number of widths. Returns `None` if the
+/// result is outside the supported range of times.
 fn range_at(model: TimeRange, width: Width, at: Timestamp) -> Option<TimeRange> {
     let length = match width {
         Width::Month => return month_at(at),

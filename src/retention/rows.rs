@@ -2,13 +2,15 @@
 //! Partitions are preferable, because each deleted row generates WAL and leaves a dead tuple for
 //! VACUUM.
 //!
-//! As with partitions, removal depends on WAL positions. The table is marked with the current time
-//! and WAL position; rows created before this time form a generation. Once the slots have passed
-//! the position, the current time is added to the mark. When the retention period has elapsed since
-//! that time, the generation's rows are deleted and the next generation starts, so a row is kept
-//! for one to two retention periods. A long-running transaction may commit a row of the generation
-//! after the table was marked. Therefore, each batch is deleted only after the slots have passed
-//! the WAL position that was current when the batch was read.
+//! As with partitions, removal depends on WAL positions. Walpost records the current time and WAL
+//! position in the table's comment. Once the slots have passed this position, Walpost replaces it
+//! in the comment with the time at which this was noticed. When the retention period has elapsed
+//! since that time, Walpost deletes the rows that were created before the first recorded time, and
+//! starts again by recording the current time and position. A row is therefore kept for one to two
+//! retention periods. A long-running transaction may commit a row that was created before the first
+//! recorded time after the slots have passed the recorded position. Therefore, each batch is
+//! deleted only after the slots have passed the WAL position that was current when the batch was
+//! read.
 
 use std::time::Instant;
 
@@ -33,19 +35,19 @@ struct Batch {
     writers: Vec<String>,
 }
 
-/// The result of waiting for the slots.
+/// The result of waiting for the slots to reach a WAL position.
 enum SlotWait {
     /// The slots have passed the position.
     Passed,
     /// The slots have not passed the position yet.
     Waiting(RemovalWait),
-    /// It is unknown which rows were delivered, for example because a slot was dropped.
+    /// The slots don't show which rows were delivered, for example because a slot was dropped.
     Unknown,
 }
 
 impl Pass<'_> {
-    /// Deletes the rows that the mark of the table covers, or does as much of that work as is
-    /// possible now.
+    /// Deletes the rows for which the table's comment records that the retention period has ended,
+    /// or performs as many of the preceding steps as are possible now.
     pub(crate) async fn delete_rows(
         &mut self,
         target: &Target,
@@ -80,7 +82,7 @@ impl Pass<'_> {
                 }
                 Some((before, PartitionMark::Closed(_))) => MarkKind::RowsDelivered(before),
                 // The recorded time is in the future, because the server's clock was set back.
-                // Record the time again.
+                // Record the current time instead.
                 Some((before, PartitionMark::Delivered(at))) if at > now => {
                     MarkKind::RowsDelivered(before)
                 }
@@ -114,8 +116,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Deletes rows that were created before the given time. Returns false if some of the rows have
-    /// to be kept for now.
+    /// Deletes rows that were created before the given time, in batches. Returns false if some of
+    /// the rows could not be deleted in this pass.
     async fn delete_created_before(
         &mut self,
         target: &Target,

@@ -106,8 +106,8 @@ fn maintain_until(fixture: &Fixture, what: &str, mut until: impl FnMut() -> bool
     });
 }
 
-/// Runs `maintain` repeatedly until it marks `outbox_old` as delivered. The retention period is
-/// long enough to keep the partition.
+/// Runs `maintain` repeatedly until it reports that `outbox_old` has been delivered. The retention
+/// period is long enough to keep the partition.
 fn maintain_until_delivered(fixture: &Fixture) {
     wait_until("the partition to be delivered", || {
         let finished = maintain(fixture, &["--retention", "1h"]).expect_code(0);
@@ -124,7 +124,8 @@ fn fixture_with_late_row_in_detached_partition() -> Fixture<'static> {
     let walpost = fixture.start_and_confirm_one(&aggregate, "first");
     maintain_until_delivered(&fixture);
     walpost.terminate().expect_code(0);
-    // Insert the row after the partition has been marked as delivered but before it is detached.
+    // Insert the row after the partition's comment records that its rows have been delivered, but
+    // before the partition is detached.
     insert_old(&fixture, &aggregate, "late");
     maintain_until(&fixture, "the partition to be detached", || {
         is(&fixture, "outbox_old", false)

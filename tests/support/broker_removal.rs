@@ -61,7 +61,7 @@ impl BrokerRemoval {
         }
     }
 
-    /// Forwards responses.
+    /// Forwards responses. While enabled, removes the brokers from metadata responses.
     pub(super) fn forward_responses(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
         loop {
             let mut response = receive(from)?;
@@ -89,7 +89,7 @@ fn without_brokers(response: &[u8], version: i16) -> Option<Vec<u8>> {
         rest = rest.get(host + 4..)?;
         let rack = varint(&mut rest)?.saturating_sub(1);
         rest = rest.get(rack..)?;
-        // Skip the empty tags.
+        // Skip the broker's tags, which are empty.
         rest = rest.get(1..)?;
     }
     let cluster = rest;

@@ -84,8 +84,8 @@ impl Authority {
             builder.append_extension(extension).unwrap();
         }
         builder.sign(&self.key, MessageDigest::sha256()).unwrap();
-        // Number the files, because servers start concurrently and their certificates have the same
-        // name.
+        // Number the files, because servers start concurrently, and all their certificates are for
+        // the same name.
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let identity = Identity {

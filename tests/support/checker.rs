@@ -56,7 +56,7 @@ pub(crate) enum Resends {
     /// Records may be repeated at most once per failure, that is, per broken connection or killed
     /// connector. Contains the number of failures.
     AtMost(usize),
-    /// Records may never be repeated, because each event must be delivered exactly once.
+    /// A repeated record is an error, because each event must be delivered exactly once.
     Never,
 }
 
@@ -69,9 +69,9 @@ pub(crate) enum Violation {
     Phantom(String),
     /// The event's position does not match its commit.
     WrongPosition(String),
-    /// The event is out of order: in its partition, it follows a record of the event `after`,
-    /// rather than a record of the event that precedes it in commit order. `after` is empty if the
-    /// event is the first in the partition.
+    /// The event is out of order: in its partition, its record follows a record of the event
+    /// `after` instead of a record of the event that precedes it in commit order. `after` is empty
+    /// if the event is the first in the partition.
     OutOfOrder {
         id: String,
         after: String,
@@ -91,7 +91,8 @@ pub(crate) enum Violation {
     ConfirmedTooEarly(String),
 }
 
-/// The numbers of committed and of repeated events in a delivery without violations.
+/// The number of committed events and the number of repeated events, for a delivery without
+/// violations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeliverySummary {
     pub(crate) committed: usize,

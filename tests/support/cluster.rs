@@ -67,7 +67,7 @@ impl Cluster {
         Cluster { nodes }
     }
 
-    /// Repairs whatever the previous test may have left broken.
+    /// Resumes nodes that the previous test left frozen, and starts nodes that it left stopped.
     fn repair(&self) {
         let up = self.nodes.iter().filter(|node| node.is_running());
         up.for_each(Broker::thaw);

@@ -21,7 +21,7 @@ impl Disk {
     /// Panics if the disk can't be mounted. Only root can mount file systems; other users need sudo
     /// without a password, as for `./dev setup`.
     pub(crate) fn new(megabytes: usize) -> Self {
-        // The reaper recognizes disks by this directory name.
+        // The reaper unmounts all directories whose names have this form.
         let disk = Self {
             path: reaper::folder("disk"),
         };

@@ -167,8 +167,8 @@ type RequestVersion = (i16, i16);
 pub(crate) struct ErrorCodes {
     replaced: Mutex<Option<(ResponseKind, i16)>>,
     changed: AtomicUsize,
-    /// Pending requests on all connections. Sharing the map is safe: if an entry is overwritten, at
-    /// worst a response is left unchanged.
+    /// Pending requests on all connections. If two requests have the same key, the second
+    /// overwrites the first, and the error code in one response may not be replaced.
     pending: Mutex<HashMap<Request, RequestVersion>>,
 }
 

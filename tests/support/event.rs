@@ -14,8 +14,8 @@ pub(crate) enum Outbox {
 pub(crate) enum EventWriter {
     /// Writes to the table with this name.
     Table(String),
-    /// Each statement writes to one of `tables`, chosen at random. `name_pattern` is a LIKE pattern
-    /// that matches all tables that are or were outboxes.
+    /// Writes to several tables: each statement writes to one of `tables`, chosen at random.
+    /// `name_pattern` is a LIKE pattern that matches all tables that are or were outboxes.
     Tables {
         name_pattern: String,
         tables: Vec<String>,
@@ -24,7 +24,7 @@ pub(crate) enum EventWriter {
     Messages(String),
 }
 
-/// An event to write. The fields are the contents of SQL literals, without quotes. To use
+/// An event to write. Each field contains the text of an SQL literal, without quotes. To use
 /// expressions over columns, see [`EventWriter::insert_many`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event<'a> {

@@ -68,7 +68,7 @@ impl InterceptingProxy {
                     return;
                 }
                 let received = Arc::clone(&received);
-                // The thread ends when its connection does. Errors are ignored.
+                // The thread ends when the connection is closed. Ignore its errors.
                 thread::spawn(move || serve(client, &received));
             }
         });
@@ -116,7 +116,7 @@ impl InterceptingProxy {
 impl Drop for InterceptingProxy {
     fn drop(&mut self) {
         self.is_stopped.store(true, Ordering::Relaxed);
-        // Connect, so that the listener's thread wakes up and sees the flag.
+        // Connect to the listener, so that its thread wakes up and checks the flag.
         let _ = TcpStream::connect(self.address);
     }
 }

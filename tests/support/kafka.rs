@@ -53,7 +53,7 @@ pub(crate) struct Broker {
     process: Mutex<Option<Child>>,
     /// Whether to keep the broker for another test instead of removing it when it is dropped.
     is_lent: bool,
-    /// Idle consumers for reuse; only the shared broker keeps any.
+    /// Idle consumers that can be reused. Only the shared broker keeps consumers.
     pub(super) readers: Mutex<Vec<BaseConsumer>>,
 }
 
@@ -130,7 +130,7 @@ impl Broker {
         broker
     }
 
-    /// Creates a node without starting it.
+    /// Creates a broker of a cluster without starting it.
     pub(super) fn prepared(
         position: NodePosition,
         options: &[&str],
@@ -406,8 +406,8 @@ impl Broker {
 }
 
 impl Broker {
-    /// Takes the broker out of `self` for use by another test, if this test has passed and the
-    /// broker is running.
+    /// If this test has passed and the broker is running, moves the broker out of `self`, so that
+    /// another test can use it.
     fn return_broker(&mut self) -> Option<Broker> {
         let is_reusable = self.is_lent && !std::thread::panicking() && self.is_running();
         is_reusable.then(|| {

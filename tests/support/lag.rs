@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Number of responses that consumers receive before the leader catches up.
 const RESPONSES_BEFORE_CATCH_UP: usize = 30;
-/// Delay before a shortened response, as if the leader had waited for more records.
+/// Delay before a shortened response is forwarded, as if the leader had waited for more records.
 const EMPTY_FETCH_WAIT: Duration = Duration::from_millis(10);
 
 /// The API key of Fetch requests.
@@ -52,7 +52,7 @@ impl Lag {
         }
     }
 
-    /// Returns whether the leader has caught up, which it does after [`RESPONSES_BEFORE_CATCH_UP`]
+    /// Returns whether the leader has caught up, which it has after [`RESPONSES_BEFORE_CATCH_UP`]
     /// responses.
     pub(crate) fn has_caught_up(&self) -> bool {
         self.remaining_responses.load(Ordering::Relaxed) == 0

@@ -51,7 +51,7 @@ impl Load {
         }
     }
 
-    /// Returns the number of transactions that are known to be committed.
+    /// Returns the number of transactions whose COMMIT the server has acknowledged.
     pub(crate) fn transactions(&self) -> usize {
         self.committed.load(Ordering::Relaxed)
     }

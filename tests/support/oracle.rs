@@ -69,9 +69,9 @@ impl Oracle {
         )
     }
 
-    /// Returns a query that lists all commits and messages. For a message with the prefix, the
-    /// query returns the event's id, which follows the first byte of the content. For any other
-    /// message, it returns null.
+    /// Returns a query that lists all commits and logical decoding messages. For a message with the
+    /// prefix, the query returns the event's id, which follows the first byte of the content. For
+    /// any other message, it returns null.
     fn messages_query(&self, prefix: &str) -> String {
         let ours = format!("message: transactional: 1 prefix: {prefix}, sz: ");
         format!(

@@ -25,8 +25,8 @@ pub(crate) const MAJORS: [u32; 5] = [14, 15, 16, 17, 18];
 /// packages.
 pub(crate) const MAJOR: u32 = 15;
 
-/// The authority that signs the servers' certificates. They are valid for `localhost` but not for
-/// its IP address.
+/// The certificate authority for the servers' certificates, which are valid for `localhost` but not
+/// for its IP address.
 pub(crate) static AUTHORITY: LazyLock<Authority> =
     LazyLock::new(|| Authority::new("Walpost test CA"));
 
@@ -93,8 +93,9 @@ impl Server {
             .position(|known| *known == major)
             .expect("a known version");
         // The shared server is never killed, so full page images are not needed. They would be
-        // costly: each test's CREATE DATABASE causes checkpoints. After a checkpoint, WAL contains
-        // an image of every modified page, which every walsender would have to decode.
+        // costly: each test's CREATE DATABASE causes checkpoints, and after a checkpoint, the first
+        // change of each page would write an image of the page to WAL, which every walsender would
+        // have to read.
         SHARED[index].get_or_init(|| Server::private(major, "full_page_writes = off\n"))
     }
 

@@ -49,7 +49,7 @@ pub(crate) fn handles_hangup(pid: u32) -> bool {
 }
 
 /// Suspends a process with SIGSTOP and waits until all of its threads have stopped. On a busy
-/// machine, that takes tens of milliseconds after the signal is sent.
+/// machine, the threads stop tens of milliseconds after the signal is sent.
 ///
 /// # Panics
 /// Panics if the process does not exist or does not stop.

@@ -26,7 +26,7 @@ pub(crate) enum ProxyMode {
     Swallow,
     /// Like [`ProxyMode::Swallow`], but also ignores connection attempts, like an unreachable host.
     Silence,
-    /// Closes all connections and stops listening, as if the server were down.
+    /// Closes all connections and rejects new ones, as if the server were down.
     Refuse,
 }
 
@@ -69,7 +69,7 @@ struct ProxyState {
     streams: Vec<Weak<TcpStream>>,
     /// How many more bytes to forward before all connections are cut.
     until_cut: Option<usize>,
-    /// How often the connections were cut because of `until_cut`.
+    /// How often the limit in `until_cut` was reached and the connections were cut.
     cuts: usize,
     /// A topic to hide, by replacing its name in metadata requests.
     hidden: Option<String>,
@@ -194,7 +194,8 @@ impl Proxy {
         self.shared.lock().next = Some((connections, ([127, 0, 0, 1], target).into()));
     }
 
-    /// Returns how often the connections were cut because of [`Proxy::cut_after`].
+    /// Returns how often a limit set with [`Proxy::cut_after`] was reached and the connections were
+    /// cut.
     pub(crate) fn cuts(&self) -> usize {
         self.shared.lock().cuts
     }
@@ -293,7 +294,8 @@ impl ProxyShared {
         }
         drop(listener);
         let mut state = self.lock();
-        // Cut all connections, including any that were accepted just before the listener closed.
+        // Cut all connections, including any that were accepted just before the listener was
+        // closed.
         state.cut();
         state.is_listening = false;
         true
@@ -391,8 +393,8 @@ impl ProxyShared {
         }
     }
 
-    /// Waits until bytes may be forwarded, and returns how many of the `count` bytes to forward
-    /// now.
+    /// Waits until the mode permits forwarding, and returns how many of the `count` bytes to
+    /// forward now.
     fn forwardable_bytes(&self, count: usize) -> io::Result<usize> {
         let mut state = self.lock();
         while state.mode.forwards_nothing() && !state.is_closed {

@@ -113,8 +113,7 @@ fn has_free_space(folder: &str) -> bool {
 /// The signal that ends a process.
 #[derive(Clone, Copy)]
 pub(crate) enum Ending {
-    /// SIGQUIT, which makes PostgreSQL shut down immediately. The postmaster also ends its
-    /// children.
+    /// SIGQUIT, on which the postmaster ends its child processes and exits immediately.
     Quit,
     /// SIGKILL, for processes that have no children and nothing to clean up.
     Kill,

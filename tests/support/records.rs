@@ -90,9 +90,9 @@ impl Broker {
         self.with_reader(|consumer| end_offsets(consumer, topics))
     }
 
-    /// Like [`Broker::ends`], but includes uncommitted records. The offsets from [`Broker::ends`]
-    /// do not include the records of a transaction as soon as Kafka acknowledges its commit. On a
-    /// busy machine, the delay can be long.
+    /// Like [`Broker::ends`], but includes uncommitted records. Kafka acknowledges a transaction's
+    /// commit before [`Broker::ends`] counts the transaction's records. On a busy machine, the
+    /// delay can be long.
     pub(crate) fn written_offset(&self, topics: &[String]) -> HashMap<TopicPartition, i64> {
         let mut config = self.client();
         config.set("isolation.level", "read_uncommitted");

@@ -5,10 +5,11 @@ use std::sync::{LazyLock, Mutex};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 
-/// Part of every password and passphrase in the tests, so that output can be searched for it.
+/// Text that every password and passphrase in the tests contains, so that output can be searched
+/// for it.
 pub(crate) const SECRET: &str = "s3cr3t";
 
-/// Part of every payload in the tests, so that logs can be searched for it.
+/// Text that every payload in the tests contains, so that logs can be searched for it.
 pub(crate) const PAYLOAD_MARK: &str = "only-for-the-consumer";
 
 /// The forms of [`SECRET`] to search for: unchanged, percent-encoded, in hexadecimal, as a list of
@@ -18,7 +19,7 @@ static FORMS: LazyLock<Vec<String>> = LazyLock::new(|| {
     let base64 = |before: usize| {
         let bytes = [vec![0; before], SECRET.into()].concat();
         let text = STANDARD_NO_PAD.encode(&bytes);
-        // Keep only the characters that encode nothing but bits of the secret.
+        // Keep only those base64 characters that encode bits of the secret and no others.
         text[(8 * before).div_ceil(6)..8 * bytes.len() / 6].to_owned()
     };
     vec![

@@ -36,8 +36,9 @@ impl Session {
     }
 
     /// Drops a role at the end of a test, together with its privileges and its objects in this
-    /// database. This is necessary because all databases of a server share the roles. Errors are
-    /// ignored: the session may be broken by then, or the role may not have been created.
+    /// database. Without this, the role would remain, because roles are shared by all databases of
+    /// the server. Errors are ignored: the session may be broken by then, or the role may not have
+    /// been created.
     pub(crate) fn drop_role(&self, role: &str) {
         let drop = format!("DROP OWNED BY \"{role}\" CASCADE; DROP ROLE \"{role}\"");
         let _ = self.try_run(&drop);

@@ -25,7 +25,8 @@ use walpost::facade::{Produced, Sink, SinkError};
 
 /// The LSN at which the stream begins.
 pub(crate) const BEGIN: Lsn = Lsn(0x1_0000_0000);
-/// WAL size of a row, and of a transaction excluding its rows.
+/// The number of bytes of WAL that each row takes up in a stream, and the number that each
+/// transaction takes up in addition.
 const ROW_LSN: u64 = 0x200;
 const TRANSACTION_LSN: u64 = 0x100;
 /// Number of frames per read from the socket, and number of records whose delivery is reported

@@ -217,7 +217,8 @@ impl EndpointState {
         let mut body = vec![0; length];
         stream.read_exact(&mut body)?;
         assert!(body.starts_with(b"grant_type=client_credentials"));
-        // Basic authentication, as specified in RFC 6749, section 2.3.1.
+        // HTTP Basic authentication with the client ID and secret, as specified in RFC 6749,
+        // section 2.3.1.
         let expected = STANDARD.encode(format!("{CLIENT_ID}:{}", self.secret.lock().unwrap()));
         let (code, text) = match login == format!("Basic {expected}") {
             true => {

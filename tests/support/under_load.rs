@@ -77,8 +77,8 @@ impl<'a> UnderLoad<'a> {
         load.wait_for_transactions(more);
     }
 
-    /// Stops the writers and Walpost, and checks everything that was delivered. Each failure
-    /// permits one repetition in at-least-once mode.
+    /// Stops the writers and Walpost, and checks everything that was delivered. In at-least-once
+    /// mode, records may be repeated once for each of the `failures`.
     fn settle(mut self, failures: usize) {
         self.stop_load();
         let resends = self.fixture.resends(failures);

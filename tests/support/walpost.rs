@@ -66,7 +66,8 @@ impl Invocation {
         }
         command
             .env("HOME", reaper::scratch())
-            // Many instances run at the same time, so they can't all listen on the default port.
+            // The tests run many Walpost processes at the same time, and these can't all listen on
+            // the default port.
             .env("WALPOST_HTTP", "off")
             // Creating a slot waits for the transactions of all tests on the server, and some of
             // these stay open for a long time.
@@ -151,9 +152,9 @@ impl Invocation {
         ))
     }
 
-    /// Runs the command in its own mount namespace, after running these commands there. If these
-    /// commands fail, for example because this machine does not permit mounting, the exit code is
-    /// one that Walpost does not use.
+    /// Runs the shell commands in `mounts` in a new mount namespace, then runs Walpost in the same
+    /// namespace. If `mounts` fails, for example because this machine does not permit mounting,
+    /// Walpost is not run and the exit code is 77, which Walpost does not use.
     pub(crate) fn with_mounts(self, mounts: &str) -> Self {
         let line = format!("{mounts} || exit 77; exec {}", self.shell_words());
         let mut command = Command::new("unshare");
@@ -186,8 +187,8 @@ impl Invocation {
         words.join(" ")
     }
 
-    /// Replaces the command with `command`, which must itself start Walpost. Passes Walpost's
-    /// environment to `command`.
+    /// Replaces the command with `command`, which must start Walpost. Passes the environment
+    /// variables of the replaced command to `command`.
     fn wrapped_in(mut self, mut command: Command) -> Self {
         for (name, value) in self.command.get_envs() {
             match value {
@@ -384,7 +385,7 @@ impl Walpost {
         self.memory("VmHWM:").expect("a running process")
     }
 
-    /// Returns a value from /proc/PID/status in bytes, or `None` if the process is exiting.
+    /// Returns the named value from /proc/PID/status in bytes, or `None` if the process is exiting.
     fn memory(&self, name: &str) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -436,10 +437,10 @@ fn expect_no_crash(status: ExitStatus) {
     );
 }
 
-/// Returns the word that follows `mark`, up to the next space.
-pub(crate) fn word_after<'t>(text: &'t str, mark: &str) -> &'t str {
-    let (_, behind) = text.split_once(mark).expect(mark);
-    behind.split(' ').next().unwrap()
+/// Returns the text that follows the first occurrence of `prefix`, up to the next space.
+pub(crate) fn word_after<'t>(text: &'t str, prefix: &str) -> &'t str {
+    let (_, rest) = text.split_once(prefix).expect(prefix);
+    rest.split(' ').next().unwrap()
 }
 
 impl Finished {

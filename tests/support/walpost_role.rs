@@ -22,7 +22,7 @@ impl<'s> WalpostRole<'s> {
         self.fixture.conninfo_as(&self.role)
     }
 
-    /// Returns a value that prepares subcommands which connect as the role.
+    /// Returns a builder that prepares subcommands that connect as the role.
     pub(crate) fn commands(&self) -> Commands<'_> {
         self.fixture.with_conninfo(&self.conninfo())
     }

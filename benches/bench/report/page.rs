@@ -124,9 +124,9 @@ still commits every transaction. Times *as scheduled* are measured from the mome
 that a stall affects the time of every transaction that it delays. The other times are measured from `clock_timestamp()`
 in the INSERT. All times are measured until a consumer (`fetch.min.bytes=1`) receives the record, and include the
 commit, with `fsync` on. The second table shows how long the commit takes. Walpost connects over the Unix-domain socket,
-and other programs connect over TCP. Debezium uses the same settings as in the drain, which are tuned for throughput,
-although `poll.interval.ms` and `linger.ms` are already small. Debezium would be faster if it were tuned only for
-latency, but would use more CPU while idle.";
+and other programs connect over TCP. Debezium has the same settings here as in [Drain of a backlog](#drain-of-a-backlog).
+These settings are tuned for throughput, although `poll.interval.ms` and `linger.ms` are already small. Debezium would
+have a lower latency if it were tuned only for latency, but would use more CPU while idle.";
 
 fn latency(page: &mut Page, results: &Results) {
     let Some(part) = &results.latency else { return };

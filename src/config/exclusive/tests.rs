@@ -1,6 +1,6 @@
 use super::*;
 
-/// Returns a row whose pipeline has this name and slot.
+/// Returns a row that defines a pipeline with this name and slot.
 fn row(name: &str, slot: &str) -> ValidRow {
     let resources = vec![
         ExclusiveResource::Name(name.to_owned()),
@@ -20,8 +20,8 @@ fn row(name: &str, slot: &str) -> ValidRow {
     }
 }
 
-/// Builds one row per name. In `name/slot`, the slot is given explicitly. Without a slash, the slot
-/// has the same name as the pipeline.
+/// Builds one row for each element of `names`, which has the form `name/slot`, or `name` if the
+/// pipeline and the slot have the same name.
 fn rows(names: &[&str]) -> Vec<ValidRow> {
     let parts = names
         .iter()

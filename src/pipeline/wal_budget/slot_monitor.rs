@@ -173,7 +173,7 @@ impl Watched {
             ),
             Finding::BelowMax(lasted) => info!(
                 pipeline, slot, retained = %retained, wal_budget.max = %max, elapsed = %Elapsed(lasted),
-                "the slot no longer retains more WAL than wal_budget.max, but still more than wal_budget.warn"
+                "the WAL that the slot retains no longer exceeds wal_budget.max, but still exceeds wal_budget.warn"
             ),
             Finding::Within(lasted) => info!(
                 pipeline, slot, retained = %retained, elapsed = %Elapsed(lasted),

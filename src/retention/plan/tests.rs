@@ -114,7 +114,7 @@ fn limits_partition_names_to_63_bytes() {
 const RETENTION: SignedDuration = SignedDuration::from_hours(24);
 
 /// Returns the planned steps, and the reasons to wait, for a partition that covers 2025-11-20 and
-/// has this mark.
+/// whose comment records this removal progress.
 fn steps(mark: Option<PartitionMark>) -> (Vec<RetentionStep>, Vec<RemovalWait>) {
     plan_removals(&facts_with(vec![old(mark)]), RETENTION)
 }
@@ -152,7 +152,7 @@ fn removes_a_partition_in_steps_after_the_slot_has_passed_it() {
     assert!(matches!(waits[..], [RemovalWait::Age { .. }]));
     let (done, _) = steps(delivered("2025-11-21T12:00:00Z"));
     assert!(matches!(done[..], [RetentionStep::Detach(_)]));
-    // The detached partition has been attached to the table again.
+    // If a partition was detached and then attached again, its removal starts over.
     assert!(matches!(
         steps(Some(PartitionMark::Detached(Lsn(1)))).0[..],
         [RetentionStep::MarkClosed(_)]

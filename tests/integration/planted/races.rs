@@ -116,8 +116,8 @@ fn never_evaluates_indexes_or_statistics_created_and_dropped_concurrently(major:
 fn does_not_fire_a_delete_trigger_created_and_dropped_concurrently(major: u32) {
     let shop = PlantedFixture::owned_by_attacker(major);
     let fixture = &shop.fixture;
-    // Create rows that a maintenance pass will delete: they are past the retention period and
-    // already marked as delivered.
+    // Make inserted rows look two days old, so that maintenance passes delete them after they have
+    // been delivered.
     fixture.db.run(&format!(
         "GRANT {} TO {}; ALTER TABLE public.outbox ALTER created_at SET DEFAULT now() - interval '2 days'",
         shop.mallory, shop.walpost

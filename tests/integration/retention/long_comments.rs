@@ -42,7 +42,7 @@ fn keeps_a_long_comment_on_a_partition_when_adding_to_it() {
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     let comment = "obj_description('outbox_old'::regclass, 'pg_class')";
-    maintain_until(&fixture, "the partition to be marked", || {
+    maintain_until(&fixture, "the delivery time in the comment", || {
         fixture.db.is_true(&format!(
             "SELECT {comment} LIKE E'first\\nx%x\\nwalpost: delivered by %' AND length({comment}) > 100000"
         )) || is_gone(&fixture, "outbox_old")

@@ -252,9 +252,9 @@ fn adds_comments_to_several_partitions_in_one_transaction() {
     ));
     fixture.init().finish().expect_code(0);
     maintain(&fixture, &["--retention", "1h"]).expect_code(0);
-    let marks = fixture.db.rows(
+    let counts = fixture.db.rows(
         "SELECT count(*), count(DISTINCT d.xmin::text) FROM pg_description d JOIN pg_class c ON c.oid = d.objoid
          WHERE d.classoid = 'pg_class'::regclass AND d.objsubid = 0 AND c.relname ~ '^outbox_old'",
     );
-    assert_eq!(marks, [["5", "1"].map(|count| Some(count.to_owned()))]);
+    assert_eq!(counts, [["5", "1"].map(|count| Some(count.to_owned()))]);
 }

@@ -98,8 +98,8 @@ fn keeps_rows_of_an_unpublished_table_after_the_slot_has_passed_them() {
         .run(&format!("ALTER PUBLICATION {slot} DROP TABLE outbox"));
     insert_old(&fixture, "old");
     advance(&fixture, &slot);
-    let mark = "SELECT obj_description('outbox'::regclass, 'pg_class')";
-    let before = fixture.db.value(mark);
+    let comment = "SELECT obj_description('outbox'::regclass, 'pg_class')";
+    let before = fixture.db.value(comment);
     let arguments = ["--retention", "1s", "--delete-rows"];
     maintain(&fixture, &arguments)
         .expect_code(3)
@@ -107,7 +107,7 @@ fn keeps_rows_of_an_unpublished_table_after_the_slot_has_passed_them() {
     assert_eq!(fixture.db.number("SELECT count(*) FROM outbox"), 1);
     // The maintenance pass must not record in the table's comment that the rows are delivered,
     // because a later pass would then delete them.
-    assert_eq!(fixture.db.value(mark), before);
+    assert_eq!(fixture.db.value(comment), before);
 }
 
 /// A maintenance pass determines which rows are old, waits until the slot has passed their commits,

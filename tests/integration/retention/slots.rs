@@ -71,8 +71,8 @@ fn retention_keeps_undelivered_rows_if_another_program_recreates_the_slot() {
             moved,
             "walpost skip --to",
         ]);
-        // The maintenance pass must not mark the partition as delivered, because a later pass would
-        // then remove the partition.
+        // The maintenance pass must not record in the partition's comment that its rows have been
+        // delivered, because a later pass would then remove the partition.
         assert!(!finished.stdout.contains("is delivered"), "{finished:?}");
         fixture.insert(&aggregate, "k");
         // Move the slot past any position that a maintenance pass may have recorded.
@@ -150,7 +150,7 @@ fn keeps_undelivered_rows_if_the_slot_is_dropped_during_a_maintenance_pass() {
         .args(["--retention", "1s"])
         .start();
     let comment = "SELECT obj_description('outbox_old'::regclass, 'pg_class')";
-    wait_until("the partition to be marked", || {
+    wait_until("a comment on the partition", || {
         fixture.db.value(comment).is_some()
     });
     fixture.drop_slot();
@@ -172,8 +172,8 @@ fn keeps_undelivered_rows_after_the_clock_has_been_set_ahead() {
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "first");
     maintain_until_delivered(&fixture);
-    // Make the comment that marks the partition as delivered look as if it had been written while
-    // the clock was ten years ahead.
+    // Change the delivery time in the partition's comment, as if Walpost had written it while the
+    // clock was ten years ahead.
     let shift = |by: i32| {
         fixture.db.run(&format!(
             "DO $$ DECLARE year int := extract(year FROM now()); BEGIN EXECUTE format('COMMENT ON TABLE outbox_old IS %L',
@@ -187,8 +187,8 @@ fn keeps_undelivered_rows_after_the_clock_has_been_set_ahead() {
     let comment = "SELECT obj_description('outbox_old'::regclass, 'pg_class')";
     let comment = fixture.db.value(comment).unwrap();
     assert!(comment.contains(&format!("by {year}")), "{comment}");
-    // Now make the comment look ten years old, as if the clock had jumped ahead. Undelivered rows
-    // must still be kept.
+    // Now make the delivery time ten years older, as if the clock had jumped ahead. Undelivered
+    // rows must still be kept.
     walpost.terminate().expect_code(0);
     insert_old(&fixture, &aggregate, "late");
     shift(-10);

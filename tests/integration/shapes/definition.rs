@@ -70,8 +70,8 @@ impl PipelineDefinition {
                 0 => "on_table_error = \"set-aside\"\n",
                 _ => "",
             },
-            // Sending one record at a time slows down delivery, so that objects can change before
-            // it is complete.
+            // If Walpost sends one record at a time, delivery takes long enough for the test to
+            // change database objects while events are still being delivered.
             window: match rng.u32(..3) {
                 0 => "window_records = 1\n",
                 _ => "",
@@ -177,8 +177,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Returns whether the first table is the only table, so that the definition can switch between
-    /// one table and several tables.
+    /// Returns whether `TABLES[0]` is the only outbox table, in which case the definition can
+    /// switch from one table to several tables, or back to one table.
     fn has_only_own_table(&self) -> bool {
         self.tables == [TABLES[0]]
     }

@@ -75,7 +75,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Returns the findings of a new `check` and the errors of the last process.
+    /// Runs `walpost check`, and returns its `FAILED` lines and the errors in the log of the
+    /// `walpost run` process that ended most recently.
     fn reason(&mut self) -> String {
         let check = self.check();
         let lines = check.stdout.lines();

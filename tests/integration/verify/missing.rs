@@ -1,4 +1,5 @@
-//! Rows that have no record because they are missing, pending or expired.
+//! Tests how `verify` reports rows for which the topic has no record: an undelivered row is missing
+//! or still pending, and the record of a delivered row may have expired.
 
 use std::fs;
 use std::time::Duration;

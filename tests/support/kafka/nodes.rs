@@ -9,8 +9,8 @@ pub(crate) struct Ports {
     /// The port of a listener that accepts unsigned tokens.
     pub(super) unsecured: u16,
     pub(super) tls: u16,
-    /// The port of a listener for connections through a proxy. The broker advertises this listener
-    /// with the port `proxy`, on which the proxy listens.
+    /// The port of a listener for connections through a proxy. The address that the broker
+    /// advertises for this listener contains the port `proxy`, on which the proxy listens.
     pub(super) proxied: u16,
     pub(super) proxy: u16,
     pub(super) expired: u16,

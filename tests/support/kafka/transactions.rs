@@ -1,4 +1,4 @@
-//! Waits for transaction markers, and handles brokers that lose them.
+//! Waits for transaction markers, and detects brokers that have lost one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
