@@ -1,5 +1,7 @@
 //! Rows that a SELECT from the outbox returns although PostgreSQL does not publish them.
 
+use std::thread;
+
 use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJORS, Server};
@@ -7,31 +9,38 @@ use crate::support::wait::wait_until;
 
 #[test]
 fn reports_tables_that_inherit_from_the_outbox_until_they_are_removed() {
-    for major in MAJORS {
-        let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
-        let aggregate = fixture.aggregate(1);
-        let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
-        let http = walpost.http();
-        wait_until("readiness", || http.get("/readyz").code == 200);
-        fixture.check().finish().expect_code(0);
-        fixture.db.run(&format!(
-            "CREATE TABLE public.child () INHERITS (public.outbox);
-             INSERT INTO public.child (id, aggregatetype, aggregateid, type)
-                 VALUES (gen_random_uuid(), '{aggregate}', 'k', 't')"
-        ));
-        let what = "table public.child, which inherits from public.outbox";
-        let check = fixture.check().finish().expect_code(3);
-        assert!(check.stdout.contains(what), "{}", check.stdout);
-        let remedy = "ALTER TABLE public.child NO INHERIT public.outbox";
-        assert!(check.stdout.contains(remedy), "{}", check.stdout);
-        let line = walpost.wait_for_log("watchdog: a SELECT from the outbox returns rows");
-        assert!(line.contains(what), "{line}");
-        assert_eq!(http.get("/readyz").code, 503);
-        fixture.db.run(remedy);
-        walpost.wait_for_log("rows_left_out resolved");
-        walpost.terminate().expect_code(0);
-        fixture.check().finish().expect_code(0);
-    }
+    // The watchdog looks for such tables every 30 seconds, so test all versions concurrently.
+    thread::scope(|scope| {
+        for major in MAJORS {
+            scope.spawn(move || expect_report_until_removed(major));
+        }
+    });
+}
+
+fn expect_report_until_removed(major: u32) {
+    let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
+    let http = walpost.http();
+    wait_until("readiness", || http.get("/readyz").code == 200);
+    fixture.check().finish().expect_code(0);
+    fixture.db.run(&format!(
+        "CREATE TABLE public.child () INHERITS (public.outbox);
+         INSERT INTO public.child (id, aggregatetype, aggregateid, type)
+             VALUES (gen_random_uuid(), '{aggregate}', 'k', 't')"
+    ));
+    let what = "table public.child, which inherits from public.outbox";
+    let check = fixture.check().finish().expect_code(3);
+    assert!(check.stdout.contains(what), "{}", check.stdout);
+    let remedy = "ALTER TABLE public.child NO INHERIT public.outbox";
+    assert!(check.stdout.contains(remedy), "{}", check.stdout);
+    let line = walpost.wait_for_log("watchdog: a SELECT from the outbox returns rows");
+    assert!(line.contains(what), "{line}");
+    assert_eq!(http.get("/readyz").code, 503);
+    fixture.db.run(remedy);
+    walpost.wait_for_log("rows_left_out resolved");
+    walpost.terminate().expect_code(0);
+    fixture.check().finish().expect_code(0);
 }
 
 #[test]

@@ -408,7 +408,11 @@ fn check_and_run_warn_about_unverified_brokers() {
         ),
         (elsewhere, vec![], Some("security.protocol=plaintext")),
         ("127.0.0.1:9,localhost:9", vec![], None),
-        (elsewhere, sasl_in_clear.to_vec(), Some("the SASL password")),
+        (
+            elsewhere,
+            sasl_in_clear.to_vec(),
+            Some("the SASL credentials"),
+        ),
         (elsewhere, sasl.to_vec(), None),
         ("127.0.0.1:9", sasl_in_clear.to_vec(), None),
     ] {
