@@ -32,7 +32,7 @@ pub(crate) enum ImportError {
     )]
     Nested(String),
     #[error(
-        "the file contains a list of {found} connector(s), but only one can be imported at a time. Extract the first with: \
+        "the file contains a list of connectors ({found} found), but only a single connector can be imported. Extract the first with: \
          jq '{path}' FILE > connector.json"
     )]
     Bundle { found: usize, path: String },
@@ -544,9 +544,12 @@ mod tests {
             ("{", "valid JSON: line 1"),
             ("{\"a\": 1}", "neither"),
             ("a=b", "neither"),
-            ("[{}, {}]", "a list of 2 connector(s)"),
+            ("[{}, {}]", "a list of connectors (2 found)"),
             (r#"{"connectors": [{}]}"#, "jq '.connectors[0]'"),
-            (r#"{"connectors": {"a": {}}}"#, "a list of 1 connector(s)"),
+            (
+                r#"{"connectors": {"a": {}}}"#,
+                "a list of connectors (1 found)",
+            ),
             (
                 r#"{"a": {"info": {}}, "b": {"info": {}}}"#,
                 "jq 'to_entries[0].value.info'",

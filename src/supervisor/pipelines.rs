@@ -31,14 +31,14 @@ use crate::sink::stdout::StdoutSink;
 
 /// How a pipeline ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum EndCause {
     Stopped,
     Halted,
     Defect,
 }
 
 /// The number that a pipeline was assigned when it was started, and how it ended.
-pub(super) type EndedStart = (u64, Ended);
+pub(super) type EndedStart = (u64, EndCause);
 
 /// Number of pipelines that create their Kafka client at startup, so that problems with the client
 /// are detected before the first event. The other pipelines create their clients only when they
@@ -82,7 +82,7 @@ enum Phase {
     /// The pipeline is draining. This step is performed once the pipeline has ended.
     Draining(NextStep),
     /// The pipeline has ended, on its own or on request.
-    Ended(Ended),
+    Ended(EndCause),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,9 +95,9 @@ enum NextStep {
 impl Phase {
     /// Returns the step to perform for a pipeline that ended in this phase. Returns `None` if the
     /// pipeline ended on its own, or halted while it was being stopped.
-    fn next_step(self, ended: Ended) -> Option<NextStep> {
+    fn next_step(self, ended: EndCause) -> Option<NextStep> {
         match (self, ended) {
-            (Self::Draining(NextStep::Stop), Ended::Halted | Ended::Defect) => None,
+            (Self::Draining(NextStep::Stop), EndCause::Halted | EndCause::Defect) => None,
             // Perform the step even if the pipeline halted, because a new definition may fix the
             // cause.
             (Self::Draining(then), _) => Some(then),
@@ -192,7 +192,7 @@ impl<D: PartialEq> Pipelines<D> {
             }
         }
         self.all.retain(|entry| {
-            entry.phase != Phase::Ended(Ended::Stopped) || names.contains(&entry.settings.name)
+            entry.phase != Phase::Ended(EndCause::Stopped) || names.contains(&entry.settings.name)
         });
         for defined in next {
             let name = &defined.settings.name;
@@ -220,7 +220,7 @@ impl<D: PartialEq> Pipelines<D> {
             // A pipeline that the operator has stopped remains stopped until the operator starts
             // it.
             let then = match entry.phase {
-                Phase::Ended(Ended::Stopped) | Phase::Draining(NextStep::Stop) => continue,
+                Phase::Ended(EndCause::Stopped) | Phase::Draining(NextStep::Stop) => continue,
                 Phase::Running if waits_for_copy => {
                     entry.phase = Phase::Draining(NextStep::Start);
                     entry.orders.send_replace(Order::DrainAfterCopy);
@@ -276,7 +276,7 @@ impl<D: PartialEq> Pipelines<D> {
             start: entry.start,
             stats: Arc::clone(&entry.stats),
             ended_tx: self.ended_tx.clone(),
-            ended: Ended::Defect,
+            ended: EndCause::Defect,
         };
         let is_eager = index < EAGER_PIPELINES;
         spawn(entry.settings.clone(), is_eager, receiver, report);
@@ -378,7 +378,7 @@ impl<D: PartialEq> Pipelines<D> {
         let waiting = std::mem::take(&mut entry.waiting);
         let result = match then {
             NextStep::Stop => {
-                entry.phase = Phase::Ended(Ended::Stopped);
+                entry.phase = Phase::Ended(EndCause::Stopped);
                 entry.stats.entered(State::Stopped);
                 format!(
                     "{name} has stopped, and remains stopped until you start it again or restart Walpost. Meanwhile, \
@@ -394,7 +394,7 @@ impl<D: PartialEq> Pipelines<D> {
             NextStep::Remove => {
                 // Don't remove the entry here, because the caller may be iterating over the
                 // entries. The caller removes the entry.
-                entry.phase = Phase::Ended(Ended::Stopped);
+                entry.phase = Phase::Ended(EndCause::Stopped);
                 format!("{name} was removed from the configuration")
             }
         };
@@ -419,7 +419,7 @@ impl<D: PartialEq> Pipelines<D> {
                 self.publish();
             }
             Some(then) => self.perform_step(index, then),
-            None if ended == Ended::Stopped => {}
+            None if ended == EndCause::Stopped => {}
             None => {
                 let name = entry.settings.name.clone();
                 for result_tx in std::mem::take(&mut entry.waiting) {
@@ -456,7 +456,10 @@ impl<D: PartialEq> Pipelines<D> {
             false => {
                 !self.all.is_empty()
                     && all.all(|entry| {
-                        matches!(entry.phase, Phase::Ended(Ended::Halted | Ended::Defect))
+                        matches!(
+                            entry.phase,
+                            Phase::Ended(EndCause::Halted | EndCause::Defect)
+                        )
                     })
             }
         }
@@ -469,8 +472,8 @@ impl<D: PartialEq> Pipelines<D> {
             all.any(|entry| entry.phase == Phase::Ended(ended))
         };
         match () {
-            () if has(Ended::Halted) => Exit::Halted,
-            () if has(Ended::Defect) => Exit::Failed,
+            () if has(EndCause::Halted) => Exit::Halted,
+            () if has(EndCause::Defect) => Exit::Failed,
             () => Exit::Done,
         }
     }
@@ -517,7 +520,7 @@ fn spawn(
         match run_one(&settings, is_eager, orders.clone(), Arc::clone(&stats)) {
             Ok(()) => {
                 stats.entered(State::Stopped);
-                report.ended = Ended::Stopped;
+                report.ended = EndCause::Stopped;
                 drop(report);
                 if *orders.borrow() == Order::Pause {
                     monitor_slot_of_ended_pipeline(&settings, stats, orders);
@@ -532,7 +535,7 @@ fn spawn(
                     runtime.block_on(record_halt(&settings, &reason));
                     runtime.shutdown_background();
                 }
-                report.ended = Ended::Halted;
+                report.ended = EndCause::Halted;
                 drop(report);
                 monitor_slot_of_ended_pipeline(&settings, stats, orders);
             }
@@ -625,7 +628,7 @@ struct Report {
     start: u64,
     stats: Arc<PipelineStats>,
     ended_tx: mpsc::UnboundedSender<EndedStart>,
-    ended: Ended,
+    ended: EndCause,
 }
 
 impl Drop for Report {
@@ -675,7 +678,7 @@ mod tests {
 
     #[test]
     fn applies_the_requested_action_when_a_draining_pipeline_ends() {
-        use Ended::{Defect, Halted, Stopped};
+        use EndCause::{Defect, Halted, Stopped};
         use NextStep::{Remove, Start, Stop};
         for (then, ended, expected) in [
             (Start, Stopped, Some(Start)),
@@ -703,7 +706,7 @@ mod tests {
             Phase::Running,
             Phase::Draining(NextStep::Start),
             Phase::Draining(NextStep::Stop),
-            Phase::Ended(Ended::Halted),
+            Phase::Ended(EndCause::Halted),
         ] {
             assert!(phase.continues(true), "{phase:?}");
             assert!(!phase.continues(false), "{phase:?}");

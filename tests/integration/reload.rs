@@ -256,7 +256,7 @@ fn reload_reports_an_invalid_file_and_changes_nothing() {
 }
 
 #[test]
-fn reload_removes_most_pipelines_only_if_the_operator_confirms() {
+fn reload_requires_confirmation_before_removing_most_pipelines() {
     let fixtures = [Fixture::new(), Fixture::new(), Fixture::new()];
     let mut process = Process::start(&fixtures.each_ref());
     let senders = fixtures.each_ref().map(walsender);

@@ -81,8 +81,8 @@ pub(crate) fn hidden_rows_warning(
     };
     Some((
         format!(
-            "a SELECT from the outbox returns rows of other tables that PostgreSQL does not send as outbox rows, so \
-             these rows are not delivered: table {}",
+            "a SELECT from the outbox also returns rows that are not delivered, because PostgreSQL does not publish \
+             them as rows of the outbox: table {}",
             format_some(&names)
         ),
         remedy,
