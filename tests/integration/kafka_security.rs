@@ -411,7 +411,7 @@ fn check_and_run_warn_about_unverified_brokers() {
         (
             elsewhere,
             sasl_in_clear.to_vec(),
-            Some("the SASL credentials"),
+            Some("records and credentials"),
         ),
         (elsewhere, sasl.to_vec(), None),
         ("127.0.0.1:9", sasl_in_clear.to_vec(), None),
