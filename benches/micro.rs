@@ -63,8 +63,8 @@ fn frame_and_decode(group: &mut Group<'_>) {
     });
 }
 
-/// Measures how long the router takes to convert rows to records. The cases are settings and table
-/// layouts that differ most in cost.
+/// Measures how long the router takes to convert rows to records. The benchmark cases are the
+/// settings and table layouts whose costs differ most.
 fn route(group: &mut Group<'_>) {
     let cases = [
         ("defaults", Kind::Plain, OutboxSettings::default()),

@@ -83,7 +83,8 @@ DECLARE
     -- superuser. Since PostgreSQL 16, a role can inherit the privileges of another role, and
     -- thus replace that role's functions, without being able to act as that role. Therefore, a
     -- role is trusted only if no untrusted role inherits its privileges in this way.
-    -- These three queries are prepared below. In this query, $1 is act_as.
+    -- This query and the following two are prepared below. In this query, $1 is the value of
+    -- act_as.
     find_trusted_roles CONSTANT text := $query$(text) AS
         SELECT ARRAY(WITH ours AS (
             SELECT oid, rolsuper FROM pg_roles WHERE rolname IN (current_user, session_user)
@@ -93,7 +94,7 @@ DECLARE
                 GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, $1)
                 OR EXISTS (SELECT FROM pg_auth_members AS m
                     WHERE m.roleid = ours.oid AND m.admin_option AND pg_has_role(other.oid, m.member, 'USAGE')
-                        -- Only a superuser may grant the role of a superuser.
+                        -- Only a superuser can grant membership in a superuser's role.
                         AND NOT ours.rolsuper)
                 OR other.rolcreaterole AND $1 = 'MEMBER' AND NOT ours.rolsuper)
         )
@@ -158,7 +159,7 @@ DECLARE
                 FROM pg_namespace, aclexplode(nspacl) WHERE nspname = 'walpost' AND privilege_type = 'CREATE'
                 AND $1 <> '{}'
         ) AS objects (object, owner, serves_outbox, hint, name)$query$;
-    -- $1 is a list of tables in the schema walpost.
+    -- In this query, $1 is a list of tables in the schema walpost.
     find_additions CONSTANT text := $query$(name[]) AS
         SELECT c.relname, string_agg(list.wrong, ', ') FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN LATERAL (
             SELECT format('relkind %s', c.relkind) WHERE c.relkind <> 'r' OR c.relpersistence <> 'p'
@@ -167,7 +168,8 @@ DECLARE
             UNION ALL SELECT format('policy %I', polname) FROM pg_policy WHERE polrelid = c.oid
             UNION ALL SELECT format('statistics %I', stxname) FROM pg_statistic_ext WHERE stxrelid = c.oid
             UNION ALL SELECT format('inheriting table %s', inhrelid::regclass) FROM pg_inherits WHERE inhparent = c.oid
-            -- A role that may write to a parent table can write to this table through the parent.
+            -- A role that is allowed to write to a parent table can write to this table through the
+            -- parent.
             UNION ALL SELECT format('parent %s', inhparent::regclass) FROM pg_inherits WHERE inhrelid = c.oid
             UNION ALL SELECT format('type %s', format_type(c.reloftype, NULL)) WHERE c.reloftype <> 0
             UNION ALL SELECT format('index %s', indexrelid::regclass) FROM pg_index
@@ -205,7 +207,7 @@ DECLARE
                     ELSE atttypid = 'text'::regtype AND adbin IS NULL END, false)
         ) AS list (wrong) WHERE n.nspname = 'walpost' AND c.relname = ANY ($1) GROUP BY c.relname$query$;
     may_be_us oid[];
-    -- Those of Walpost's existing objects that belong to a trusted role.
+    -- The names of Walpost's existing objects that belong to a trusted role.
     examined name[] := '{}';
     code_of_others text;
     query text;
@@ -215,12 +217,12 @@ DECLARE
     wrong text;
     made_by text;
 BEGIN
-    -- Planning these queries takes several milliseconds, and Walpost runs them before each access
-    -- to one of its tables. Therefore, the queries are prepared, and Walpost keeps the prepared
-    -- statements in its own connections. In other sessions, the queries are always prepared again,
-    -- because a function of another role could have prepared different queries under these names.
-    -- The text of each prepared statement is also compared, in case such a function has run in one
-    -- of Walpost's own sessions.
+    -- Planning the three queries above takes several milliseconds, and this file runs before each
+    -- access to one of Walpost's tables. Therefore, the queries are prepared, and Walpost keeps the
+    -- prepared statements in its own connections. In other sessions, the queries are always
+    -- prepared again, because a function of another role could have prepared different queries
+    -- under the same names. The text of each prepared statement is also compared, in case such a
+    -- function has run in one of Walpost's own sessions.
     IF current_setting('walpost.keep_prepared') <> 'on' OR (SELECT count(*) FROM pg_prepared_statements
         WHERE statement = CASE name WHEN 'walpost_trusted_roles' THEN 'PREPARE walpost_trusted_roles ' || find_trusted_roles
             WHEN 'walpost_objects' THEN 'PREPARE walpost_objects ' || find_objects
@@ -238,8 +240,9 @@ BEGIN
     PERFORM set_config('plan_cache_mode', 'force_generic_plan', true);
     EXECUTE format('EXECUTE walpost_trusted_roles (%L)', act_as) INTO may_be_us;
     -- All objects are looked up in a single query. With several queries, another role could create
-    -- a missing object between two of them. If the query finds the schema, and the schema's owner
-    -- is trusted, no other role can rename the schema or create objects in it afterwards.
+    -- a missing object between two of the queries. If the query finds the schema walpost, and the
+    -- schema's owner is trusted, no other role can rename the schema or create objects in it
+    -- afterwards.
     FOR found IN EXECUTE format('EXECUTE walpost_objects (%L, %L, %L, %L)', what, in_schema, outbox_name, own_tables) LOOP
         -- An object that is used only for this outbox may also belong to a role that can act as the
         -- outbox's owner.

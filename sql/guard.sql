@@ -52,8 +52,8 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
--- The function is used for all tables, so it must not belong to a role that is trusted only because
--- it owns one of them.
+-- The function is used for all tables. Therefore, its owner must not be a role that is trusted only
+-- because that role owns one of the tables.
 \set table_of_session :table
 \set table ''
 \set examine owners
@@ -98,7 +98,7 @@ DECLARE
                 GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
                 OR EXISTS (SELECT FROM pg_auth_members AS m
                     WHERE m.roleid = ours.oid AND m.admin_option AND pg_has_role(other.oid, m.member, 'USAGE')
-                        -- Only a superuser may grant the role of a superuser.
+                        -- Only a superuser can grant membership in a superuser's role.
                         AND NOT ours.rolsuper)
                 OR other.rolcreaterole AND act_as = 'MEMBER' AND NOT ours.rolsuper)
         )
@@ -192,11 +192,12 @@ BEGIN
             RAISE EXCEPTION 'table %.% was handed over to another role while it was being examined', quote_ident(schema_name),
                 quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
         END IF;
-        -- An exposed table is locked below.
+        -- If an untrusted role can change the table, the table is locked below.
         EXIT WHEN is_exposed OR examination = 2;
-        -- Waits for transactions that are changing the table. They may hand it over to an untrusted
-        -- role, or may have created a trigger or a foreign key with a privilege that has since been
-        -- revoked. While the lock is held, the table's owner can't change.
+        -- Waits for transactions that are changing the table. Such a transaction may hand the table
+        -- over to an untrusted role, or may have created a trigger or a foreign key with a
+        -- privilege that has since been revoked. While the lock is held, the table's owner can't
+        -- change.
         BEGIN
             EXECUTE format('LOCK TABLE %I.%I IN %s MODE', schema_name, table_name,
                 CASE statement WHEN 'DELETE' THEN 'ROW EXCLUSIVE' WHEN 'ALTER' THEN 'SHARE UPDATE EXCLUSIVE' ELSE 'ACCESS SHARE' END);
@@ -299,7 +300,7 @@ BEGIN
             RAISE EXCEPTION 'tables were attached to table %.%, or it was attached to another table, while it was being examined',
                 quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
         END IF;
-        -- Also keeps the schemas of the partitions from being renamed.
+        -- Keeps the schemas of the partitions from being renamed as well.
         IF definer_is_superuser THEN
             PERFORM FROM pg_namespace WHERE oid IN (SELECT relnamespace FROM pg_class WHERE oid = ANY (tables)) FOR KEY SHARE;
         END IF;
@@ -444,8 +445,8 @@ BEGIN
             JOIN pg_type t ON t.oid = rngtypid
             WHERE t.typowner <> ALL (trusted) OR EXISTS (SELECT FROM pg_proc
                 WHERE oid IN (rngcanonical, rngsubdiff) AND proowner <> ALL (trusted))
-        -- The rules above cover the types of nodes that exist in PostgreSQL 14 to 18. A later version
-        -- may add a type that looks up functions in another way.
+        -- The queries above handle all types of expression nodes that exist in PostgreSQL 14 to 18.
+        -- A later version may add a type of node that looks up functions in another way.
         UNION ALL SELECT DISTINCT class, object, format('contains an expression of type %s, which Walpost does not know', ids[1])
             FROM attached CROSS JOIN regexp_matches(expressions, '\{([A-Z_]+)', 'g') AS m (ids)
             WHERE is_strict AND ids[1] <> ALL (known_nodes)
@@ -529,8 +530,8 @@ GRANT EXECUTE ON FUNCTION walpost.lock_and_examine(text, text, text) TO PUBLIC;
 COMMENT ON FUNCTION walpost.lock_and_examine(text, text, text)
     IS 'Locks a table and lists the code of other roles that a statement about it would run';
 
--- Examines the objects again, because another role may have created an object that did not exist
--- during the first examination.
+-- Runs examine.sql again, because another role may have created an object that did not exist when
+-- examine.sql ran for the first time.
 \set examine 'owners present'
 \ir examine.sql
 COMMIT;

@@ -105,8 +105,8 @@ BEGIN
             -- The OIDs of all entries in pg_publication_rel, pg_publication_namespace and
             -- pg_publication that put the table in the publication.
             memberships text NOT NULL,
-            -- True if the table is known to have been missing from the publication at some time
-            -- after Walpost last found it there.
+            -- True if it is known that, at some time after Walpost last found the table in the
+            -- publication, the publication did not contain the table.
             is_out boolean NOT NULL,
             -- The slot's confirmed position when Walpost last found the table published, and a
             -- transaction ID that includes its epoch. At that time, all transactions with lower IDs
@@ -117,9 +117,10 @@ BEGIN
             -- the table is published, or if the position is unknown.
             out_lsn pg_lsn,
             at timestamptz NOT NULL,
-            -- The OIDs of the tables whose rows may be published under this name: the tables that
-            -- had this name when they were first recorded, the tables that walpost.add_outbox added
-            -- under this name, and the tables that were passed to walpost init --table.
+            -- The OIDs of the tables whose rows are allowed to be published under this name: the
+            -- tables that had this name when they were first recorded, the tables that
+            -- walpost.add_outbox added under this name, and the tables that were passed to walpost
+            -- init --table.
             accepted_for text,
             PRIMARY KEY (slot, table_schema, table_name)
         ) WITH (fillfactor = 50);
@@ -128,8 +129,8 @@ BEGIN
 END
 $walpost$;
 
--- Examines the objects again, because another role may have created an object that did not exist
--- during the first examination.
+-- Runs examine.sql again, because another role may have created an object that did not exist when
+-- examine.sql ran for the first time.
 \set examine 'journal slot_state table_state present'
 \ir examine.sql
 COMMIT;

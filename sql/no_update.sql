@@ -115,8 +115,8 @@ BEGIN
 END
 $walpost$;
 
--- Examines the objects again, because another role may have created an object that did not exist
--- during the first examination.
+-- Runs examine.sql again, because another role may have created an object that did not exist when
+-- examine.sql ran for the first time.
 \ir examine.sql
 \if :{?outbox_transaction}
 \else

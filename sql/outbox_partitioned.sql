@@ -164,8 +164,8 @@ END
 $walpost$;
 \ir no_update.sql
 
--- Examines the objects again, because another role may have created an object that did not exist
--- during the first examination.
+-- Runs examine.sql again, because another role may have created an object that did not exist when
+-- examine.sql ran for the first time.
 \set examine owners
 \ir examine.sql
 \unset outbox_transaction

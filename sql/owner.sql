@@ -104,7 +104,7 @@ BEGIN
                     HINT = format('As the owner of the schema, or a superuser: GRANT USAGE ON SCHEMA %I TO %I;', in_schema, name);
         END IF;
     END IF;
-    -- Up to PostgreSQL 17, the default of `id` calls this function.
+    -- Up to PostgreSQL 17, the default of the column `id` calls walpost_uuidv7().
     uuidv7 := to_regprocedure(format('%I.walpost_uuidv7()', in_schema));
     IF uuidv7 IS NOT NULL AND NOT has_function_privilege(wanted, uuidv7, 'EXECUTE') THEN
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', uuidv7, name);

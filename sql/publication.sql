@@ -62,8 +62,8 @@ DECLARE
 BEGIN
     SELECT * INTO found FROM pg_publication WHERE pubname = name;
     IF found IS NULL THEN
-        -- Tables that inherit from the outbox would be published too, and PostgreSQL would send
-        -- their rows under their own names.
+        -- PostgreSQL would also publish tables that inherit from the outbox, and would send the
+        -- rows of such a table under that table's own name.
         SELECT regexp_replace(format('%I.%I', n.nspname, c.relname), unprintable, '?', 'g') INTO child
             FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
             WHERE NOT several AND inhparent = to_regclass(outbox) AND NOT c.relispartition LIMIT 1;
@@ -84,14 +84,14 @@ BEGIN
                 quote_ident(name) USING HINT = format(
                     'ALTER PUBLICATION %I SET (publish = ''insert'', publish_via_partition_root = true);', name);
         END IF;
-        -- pg_publication_tables is not used, because since PostgreSQL 17, this view locks every table
-        -- in the publication. If the publication contains the schema walpost, adding the table as
-        -- well does no harm.
+        -- pg_publication_tables is not used, because since PostgreSQL 17, this view locks every
+        -- table in the publication. If the publication contains the schema walpost, also adding
+        -- walpost.outbox_row itself does no harm.
         IF NOT found.puballtables AND NOT EXISTS (SELECT FROM pg_publication_rel
             WHERE prpubid = found.oid AND prrelid = to_regclass('walpost.outbox_row')) THEN
             -- The publication was created for a single table, or manually. Raising an error would
-            -- also undo the creation of walpost.outbox_row, so the table is added if the role may
-            -- do so.
+            -- also undo the creation of walpost.outbox_row. Therefore, walpost.outbox_row is added
+            -- to the publication if the current role has the privileges of the publication's owner.
             IF NOT pg_has_role(found.pubowner, 'USAGE') THEN
                 RAISE EXCEPTION 'publication % exists but does not contain table walpost.outbox_row', quote_ident(name)
                     USING HINT = regexp_replace(format('As its owner, %s: walpost init --config FILE; or: '
@@ -138,7 +138,7 @@ BEGIN
 END
 $walpost$;
 
--- Examines the objects again, because another role may have created an object that did not exist
--- during the first examination.
+-- Runs examine.sql again, because another role may have created an object that did not exist when
+-- examine.sql ran for the first time.
 \ir examine.sql
 COMMIT;

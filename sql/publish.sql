@@ -48,8 +48,8 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
--- The functions are not specific to one table, so they must not belong to a role that is trusted
--- only because it owns a table.
+-- The functions are not specific to one table. Therefore, their owner must not be a role that is
+-- trusted only because that role owns a table.
 \set table_of_session :table
 \set table ''
 \set examine owners
@@ -169,8 +169,8 @@ BEGIN
 END
 $walpost$;
 
--- Examines the objects again, because another role may have created an object that did not exist
--- during the first examination.
+-- Runs examine.sql again, because another role may have created an object that did not exist when
+-- examine.sql ran for the first time.
 \set examine 'owners present'
 \ir examine.sql
 COMMIT;

@@ -34,7 +34,8 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 
--- PREPARE locks the journal, so that it can't be changed between its examination and the INSERT.
+-- PREPARE locks walpost.journal, so no other session can add a trigger to the table after the table
+-- has been examined and before the INSERT runs.
 BEGIN;
 PREPARE walpost_journal AS INSERT INTO walpost.journal (pipeline) VALUES (NULL);
 DEALLOCATE walpost_journal;
@@ -86,9 +87,10 @@ BEGIN
         IF has_rows THEN
             RAISE NOTICE 'table % has rows that may be older than slot %: walpost run delivers these rows first', outbox, its_slot
                 USING HINT = 'If they were already delivered, or must not be delivered, set snapshot = "never".';
-            -- The OIDs and the position are valid only in this cluster, but the journal may later be restored in
-            -- another cluster. The partitions are recorded, because the copy can't include partitions that are detached
-            -- before it starts.
+            -- The OIDs and the position are valid only in this cluster. The cluster's system
+            -- identifier is recorded too, because the journal may later be restored in another
+            -- cluster. The partitions are recorded, because the copy can't include partitions that
+            -- are detached before it starts.
             its_detail := its_detail || jsonb_build_object('state', 'due', 'relation', outbox::regclass::oid::text,
                 'partitions', (WITH RECURSIVE descendant (oid) AS (
                     SELECT inhrelid FROM pg_inherits WHERE inhparent = outbox::regclass AND NOT inhdetachpending

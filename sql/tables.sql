@@ -43,8 +43,8 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
--- The function is used for all tables, so it must not belong to a role that is trusted only because
--- it owns one of them.
+-- The function is used for all tables. Therefore, its owner must not be a role that is trusted only
+-- because that role owns one of the tables.
 \set table_of_session :table
 \set table ''
 \set examine 'owners outbox_row table_state'
@@ -79,8 +79,8 @@ $walpost$;
 
 CREATE OR REPLACE FUNCTION walpost.add_outbox(outbox pg_catalog.regclass, publication pg_catalog.name DEFAULT 'walpost_outbox')
 RETURNS pg_catalog.int8 LANGUAGE plpgsql VOLATILE
--- Values must be formatted as they are in the stream. Walpost uses the same settings for its
--- replication connections.
+-- Values must be formatted as they are in the replication stream. Walpost uses the same settings
+-- for its replication connections.
 SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on SET row_security = off SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET extra_float_digits = 3 SET bytea_output = 'hex' SET timezone = 'UTC'
 AS $walpost$
@@ -281,7 +281,8 @@ BEGIN
             AND version = 1 AND system_id = system AND database_oid = here) AS k
         JOIN pg_publication b ON b.pubname = add_outbox.publication
         JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = outbox
-        -- Finds the entry by OID, because the table may have been renamed.
+        -- Finds the row of walpost.table_state by the table's OID, because the table may have been
+        -- renamed.
         LEFT JOIN LATERAL (SELECT t.seen_lsn, t.seen_xid, t.out_lsn FROM walpost.table_state t WHERE t.slot = k.slot AND t.relation = outbox
             AND t.version = 1 AND t.system_id = system AND t.database_oid = here ORDER BY t.at DESC LIMIT 1) AS last ON true
         ON CONFLICT (slot, table_schema, table_name) DO UPDATE SET version = excluded.version, system_id = excluded.system_id,
@@ -301,8 +302,8 @@ BEGIN
         RETURN 0;
     END IF;
 
-    -- concat() formats values as they are in the stream. A cast to text would format some types
-    -- differently.
+    -- concat() formats values as they are in the replication stream. A cast to text would format
+    -- some types differently.
     SELECT json_agg(json_build_array(attname, atttypid::int8) ORDER BY attnum)::text,
             string_agg(format('CASE num_nulls(o.%1$I) WHEN 0 THEN concat(o.%1$I) END', attname), ', ' ORDER BY attnum)
         INTO column_list, row_values FROM pg_attribute
@@ -359,8 +360,8 @@ BEGIN
 END
 $walpost$;
 
--- Examines the objects again, because another role may have created an object that did not exist
--- during the first examination.
+-- Runs examine.sql again, because another role may have created an object that did not exist when
+-- examine.sql ran for the first time.
 \set examine 'owners outbox_row present'
 \ir examine.sql
 COMMIT;

@@ -62,9 +62,9 @@ END
 $walpost$;
 
 -- The slot's row is deleted from walpost.slot_state. Otherwise, if a new slot of the same name were
--- created, Walpost would report that another program had moved the slot. The tables are examined
--- again while they are locked, because a transaction that was still open during the first
--- examination may have added a trigger.
+-- created, Walpost would report that another program had moved the slot. Walpost's tables are
+-- examined again while they are locked, because a transaction that was still open when they were
+-- first examined may have added a trigger.
 SELECT coalesce(string_agg(c.relname, ' '), '') AS own_tables, count(*) > 0 AS has_own_tables
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
     AND c.relname IN ('slot_state', 'table_state')

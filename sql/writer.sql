@@ -57,8 +57,8 @@ BEGIN
         EXECUTE pg_catalog.format(
             'GRANT EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text), '
             'walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text), walpost.max_event_bytes() TO %I', name);
-        -- Grants the privilege directly to the role, so that the role can still call the function
-        -- if the privilege is revoked from PUBLIC.
+        -- Grants EXECUTE directly to the role, so that the role can still call the function after
+        -- EXECUTE has been revoked from PUBLIC.
         IF pg_catalog.has_function_privilege(emit, 'EXECUTE WITH GRANT OPTION') THEN
             EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %I', emit, name);
         ELSIF NOT pg_catalog.has_function_privilege(name, emit, 'EXECUTE') THEN
@@ -71,7 +71,7 @@ BEGIN
         EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %I TO %I', in_schema, name);
     END IF;
     EXECUTE pg_catalog.format('GRANT INSERT ON %s TO %I', outbox, name);
-    -- Up to PostgreSQL 17, the default of `id` calls this function.
+    -- Up to PostgreSQL 17, the default of the column `id` calls walpost_uuidv7().
     uuidv7 := pg_catalog.to_regprocedure(pg_catalog.format('%I.walpost_uuidv7()', in_schema));
     IF uuidv7 IS NOT NULL AND NOT pg_catalog.has_function_privilege(name, uuidv7, 'EXECUTE') THEN
         EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %I', uuidv7, name);

@@ -37,7 +37,7 @@ pub(crate) fn system_bundle() -> Option<&'static Path> {
 pub(crate) struct LocationError {
     /// The environment variable that contains the location.
     pub variable: &'static str,
-    /// The file or folder at the location.
+    /// The file or folder that the environment variable names.
     pub path: PathBuf,
     /// The reason why the location is unsafe.
     pub error: Box<PathError>,

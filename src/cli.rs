@@ -36,8 +36,8 @@ use crate::trusted_path;
 
 /// Maximum number of pipelines queried concurrently.
 const CONCURRENT_QUERIES_MAX: usize = 8;
-/// Maximum number of pipelines for which the output has no summary. Also the maximum number of
-/// names that a list shows; any further names are replaced with a count.
+/// If there are more pipelines than this, the output includes a summary. This is also the maximum
+/// number of names that a list shows; any further names are replaced with a count.
 const SHORT_LIST_MAX: usize = 3;
 
 /// Examples shown after the program's help.

@@ -25,8 +25,8 @@
 //!   systemd. Starts, stops and replaces individual pipelines when their definitions change or on requests from the control
 //!   socket.
 //! - [`observe`]: monitors a running process. [`observe::status`] is a snapshot of the counters in [`delivery::stats`];
-//!   metrics, readiness, `walpost status` and the status page are derived from it. [`observe::watchdog`] checks this
-//!   snapshot once a second, and [`observe::problem`] contains the messages about problems. No pipeline stage depends
+//!   metrics, readiness, `walpost status` and the status page are derived from it. [`observe::watchdog`] checks each
+//!   pipeline once a second, and [`observe::problem`] contains the messages about problems. No pipeline stage depends
 //!   on this module.
 //! - [`replay`]: resends rows of the outbox table while the pipeline runs. [`verify`]: compares the table with the
 //!   topics after delivery. [`skip`]: advances a slot past events that the operator chooses to skip.

@@ -69,7 +69,7 @@ pub enum ProgramError {
         hint()
     )]
     Slow {
-        /// The time limit.
+        /// The program's time limit.
         limit: Duration,
     },
     /// The exit status of the program is not 0.
@@ -492,8 +492,8 @@ mod tests {
             "echo hunter2hunter2; echo got hunter2h >&2; exit 1".to_owned(),
             "echo hunter2hunter2; echo hunter2hunter2 | base64 >&2; exit 1".to_owned(),
             "echo hunter2hunter2; echo hunter2hunter2 | rev >&2; exit 1".to_owned(),
-            // Standard error contains only the end of the secret, but more of it than an earlier
-            // version of Walpost included in error messages.
+            // Standard error contains only the end of the secret, and is longer than the part of
+            // standard error that an earlier version of Walpost included in error messages.
             format!("echo hunter2{long}; echo {long} >&2; exit 1"),
             // Standard error contains the program's own credentials.
             "echo x; echo 'curl -u hunter2' >&2; exit 1".to_owned(),

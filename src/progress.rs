@@ -69,7 +69,7 @@ impl Progress {
         self.pace.done
     }
 
-    /// Ends the operation, and logs the total.
+    /// Removes the progress bar, and logs the total number of completed items.
     pub(crate) fn finish(mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
@@ -122,7 +122,7 @@ struct PaceMeter {
     logged_at: Instant,
 }
 
-/// The values to log.
+/// The progress values that are logged.
 #[derive(Debug, PartialEq, Eq)]
 struct Measurement {
     done: u64,

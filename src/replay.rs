@@ -1,31 +1,32 @@
 //! Resends rows of the outbox table.
 //!
 //! [`ReplayPlan::new`] determines which rows a [`Selection`] contains, [`ReplayPlan::resume`]
-//! resumes an interrupted run, and [`ReplayPlan::send`] sends the rows. Rows are read with
+//! resumes an interrupted replay, and [`ReplayPlan::send`] sends the rows. Rows are read with
 //! [`copy`], in the order of `created_at` and the primary key, and are mapped and routed like rows
-//! from the stream. A window limits the records that Kafka has not acknowledged. A run has its own
-//! producer and uses neither the slot nor the checkpoint, so the pipeline can run at the same time.
+//! from the stream. A window limits the records that Kafka has not acknowledged. A replay has its
+//! own producer and uses neither the slot nor the checkpoint, so the pipeline can run at the same
+//! time.
 //!
 //! The WAL position of a row in the table is unknown, so its record has the header
-//! `walpost-replay`, with the ID of the run, instead of `walpost-position`. A row that can't be
+//! `walpost-replay`, with the ID of the replay, instead of `walpost-position`. A row that can't be
 //! delivered becomes a dead letter if the settings enable dead letters for the stream.
 //!
-//! The journal records the progress of a run. One entry is written when the run starts, and one
-//! when it ends. Further entries are written while rows are sent. Each of these entries contains
-//! the key of a row, and Kafka has acknowledged this row and all preceding rows. When a run is
-//! resumed, rows that were sent after the row in the last entry are sent twice.
+//! The journal records the progress of a replay. One entry is written when the replay starts, and
+//! one when it ends. Further entries are written while rows are sent. Each of these further entries
+//! contains the key of a row such that Kafka has acknowledged this row and all preceding rows. When
+//! a replay is resumed, rows that were sent after the row in the last entry are sent twice.
 //!
 //! [`ReplayPlan::for_dropped_slots`] sends rows that may be missing after slots were dropped. When
-//! the run ends, the journal entries about these slots are closed.
+//! this replay ends, the journal entries about these slots are closed.
 //!
 //! [`ReplayPlan::for_set_aside`] sends the rows that may be missing because a table is set aside.
-//! When the run ends, the journal records an LSN such that all rows committed before the LSN have
-//! been sent. The pipeline then records whether the stream resumes delivery at this LSN.
+//! When this replay ends, the journal records an LSN such that all rows committed before the LSN
+//! have been sent. The pipeline then records whether the stream resumes delivery at this LSN.
 //!
-//! The role that resumes a run may have more privileges than a role that can add entries to the
-//! journal. Therefore Walpost never runs SQL from the journal. Walpost stores the selection as
-//! values and rebuilds the condition from these values. The operator specifies `--where` again, and
-//! the topic comes from the settings.
+//! The role that resumes a replay may have more privileges than a role that can add entries to the
+//! journal. Therefore Walpost never runs SQL from the journal. Walpost stores the selection of rows
+//! as values and rebuilds the condition from these values. The operator specifies `--where` again,
+//! and the topic comes from the settings.
 
 use tokio::sync::watch;
 use tracing::warn;
@@ -87,7 +88,7 @@ pub(crate) enum ReplayError {
          SCHEMA.TABLE"
     )]
     Several(TablePatterns),
-    /// The table has no primary key, which a run requires so that it can be resumed.
+    /// The table has no primary key, which determines the order in which rows are sent.
     #[error(
         "table {0} has no primary key, which is required to determine the order in which rows are sent"
     )]
@@ -201,14 +202,14 @@ pub(crate) enum ReplayError {
          replay again"
     )]
     Open,
-    /// The journal does not contain the run.
+    /// The journal does not contain the replay.
     #[error(
         "the journal does not contain replay {run} of pipeline {pipeline:?}. To list all entries: SELECT * FROM \
          walpost.journal"
     )]
     NoRun {
         pipeline: String,
-        /// The ID of the run.
+        /// The ID of the replay.
         run: Uuid,
     },
     #[error("replay {0} is complete: there is nothing to resume")]
@@ -216,7 +217,7 @@ pub(crate) enum ReplayError {
     /// Another process is running the same replay.
     #[error("another process is running replay {run}. {holder}")]
     Running { run: Uuid, holder: LockHolder },
-    /// Another run is sending the events that the journal entries describe.
+    /// Another process is already sending the events that the journal lists for this slot.
     #[error(
         "{flag}: another process is already sending the events that the journal lists for slot {slot:?}. Wait until \
          that process ends, then check whether any of these events still have to be sent. {holder}"
@@ -235,7 +236,8 @@ pub(crate) enum ReplayError {
     TooPrivileged {
         /// The session's role.
         role: String,
-        /// The role that has these privileges.
+        /// The role that has the broad privileges: the session's own role, or one that it can
+        /// become.
         through: String,
     },
     /// The SQL condition contains a parameter.
@@ -243,7 +245,7 @@ pub(crate) enum ReplayError {
         "--where contains a parameter such as $1, which has no value. Replace the parameter with a value"
     )]
     Parameters,
-    /// The run was started with a different condition, or without a condition.
+    /// The replay was started with a different SQL condition, or without one.
     #[error(
         "replay {run} was started by role {} at {} {}. Walpost does not execute a condition that is stored in the journal; it only \
          checks that --where is the same. {}",
@@ -260,14 +262,14 @@ pub(crate) enum ReplayError {
     )]
     OtherCondition {
         run: Uuid,
-        /// The role that started the run, and the start time.
+        /// The role that started the replay, and the start time.
         begun: Box<Begun>,
-        /// The condition in the journal.
+        /// The SQL condition that the journal contains.
         expected: Option<String>,
-        /// The command that resumes the run.
+        /// The command that resumes the replay.
         command: String,
     },
-    /// The run was started with a different topic.
+    /// The replay was started with a different topic.
     #[error(
         "replay {run}, which role {} started at {}, sends to topic {expected}, but the settings specify {found}. If \
          topic {expected} is intended, specify it again: {command}",
@@ -276,33 +278,33 @@ pub(crate) enum ReplayError {
     )]
     OtherTopic {
         run: Uuid,
-        /// The role that started the run, and the start time.
+        /// The role that started the replay, and the start time.
         begun: Box<Begun>,
         /// The topic in the settings.
         found: String,
-        /// The topic of the run.
+        /// The topic of the replay.
         expected: String,
-        /// The command that resumes the run.
+        /// The command that resumes the replay.
         command: String,
     },
-    /// Some journal entries that the run would close are no longer open.
+    /// Some of the journal entries that the replay would close are no longer open.
     #[error(
         "replay {0} was started for dropped slots or a table that was set aside, but some of their journal entries are \
          no longer open. Start a new replay"
     )]
     Closed(Uuid),
-    /// The table's key has changed since the run was started.
+    /// The table's key has changed since the replay was started.
     #[error(
         "replay {run} was ordered by {expected}, but the table is now ordered by {found}. Start a new replay"
     )]
     OtherKey {
         run: Uuid,
-        /// The current key.
+        /// The table's current key.
         found: String,
-        /// The table's key when the run was started.
+        /// The table's key when the replay was started.
         expected: String,
     },
-    /// The journal entry does not have the expected contents.
+    /// A journal entry does not have the expected contents.
     #[error("entry {id} of the journal can't be read: {reason}")]
     Entry {
         id: i64,
@@ -430,31 +432,31 @@ pub(crate) struct ReplayPlan<'s> {
     /// The connection that writes the journal.
     writer: Catalog,
     planned: PlannedRows,
-    /// The SQL condition for the rows that the journal entries describe, or empty if the operator
-    /// selected rows instead.
+    /// The SQL condition for the rows that may be missing according to the journal, or empty if the
+    /// operator selected the rows instead.
     recorded_rows: String,
     /// The condition for the rows, formatted for display, or empty if all rows are sent.
     described: String,
-    /// The ID of the run.
+    /// The ID of the replay.
     pub run: Uuid,
-    /// The role that started the run, if the run is resumed.
+    /// If the replay is resumed, the role that started it, and the start time.
     pub begun: Option<Begun>,
     is_resumed: bool,
-    /// The key of the last row that Kafka had received when the run was interrupted.
+    /// The key of the last row that Kafka had received when the replay was interrupted.
     last_sent_key: Option<Vec<String>>,
     sent_before: u64,
     /// The number of rows to send.
     pub rows: u64,
-    /// The IDs of the dropped-slot journal entries that the run closes when it ends.
+    /// The IDs of the journal entries about dropped slots that the replay closes when it ends.
     closes: Vec<i64>,
 }
 
-/// The outcome of a run.
+/// The outcome of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReplayEnd {
     /// All rows are in Kafka.
     Complete,
-    /// The run was asked to stop.
+    /// The replay was asked to stop.
     Stopped,
 }
 
@@ -469,7 +471,8 @@ impl<'s> ReplayPlan<'s> {
     ) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = open_as_owner(settings).await?;
-        // Fail early if the journal can't be read. Rows are sent only if the run can be recorded.
+        // Fail early if the journal can't be read. Rows are sent only if the replay can be
+        // recorded.
         writer.journal(&settings.name, &settings.target).await?;
         let mut plan = Self::start_run(settings, table, writer).await?;
         let rows = Table {
@@ -482,7 +485,7 @@ impl<'s> ReplayPlan<'s> {
         plan.with_row_count().await
     }
 
-    /// Creates the plan for a new run, whose rows are determined later.
+    /// Creates the plan for a new replay, whose rows are determined later.
     async fn start_run(
         settings: &'s PipelineSettings,
         table: &'s TableName,
@@ -514,7 +517,8 @@ impl<'s> ReplayPlan<'s> {
         lock_entries(&writer, &settings.target.slot, DROPPED_SLOTS_FLAG).await?;
         let (closes, condition) = dropped_slots::rows(settings, table, &writer).await?;
         let mut plan = Self::start_run(settings, table, writer).await?;
-        // The journal entries determine the rows, even when the run is resumed.
+        // The journal entries about dropped slots determine which rows are sent, even if the replay
+        // is resumed.
         plan.planned.selected = Some(Selected::default());
         plan.planned.dropped_slots.clone_from(&closes);
         plan.closes = closes;
@@ -545,12 +549,12 @@ impl<'s> ReplayPlan<'s> {
         plan.with_row_count().await
     }
 
-    /// Resumes a run from the journal. `condition` is the SQL condition of the run, which the
+    /// Resumes a replay from the journal. `condition` is the SQL condition of the replay, which the
     /// operator has specified again.
     ///
     /// # Errors
-    /// Returns an error if the journal does not contain the run, or if the run is complete or was
-    /// started with a different condition, topic or table.
+    /// Returns an error if the journal does not contain the replay, or if the replay is complete or
+    /// was started with a different condition, topic or table.
     pub(crate) async fn resume(
         settings: &'s PipelineSettings,
         run: Uuid,
@@ -558,7 +562,7 @@ impl<'s> ReplayPlan<'s> {
     ) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = open_as_owner(settings).await?;
-        // Lock the run first, because its journal entries can change until the lock is held.
+        // Lock the replay first, because its journal entries can change until the lock is held.
         lock(&writer, run).await?;
         let RecordedRun {
             entry,
@@ -708,15 +712,15 @@ impl<'s> ReplayPlan<'s> {
         })
     }
 
-    /// Returns whether the run closes journal entries when it ends. The end of such a run is
-    /// recorded even if the run has no rows.
+    /// Returns whether the replay closes journal entries when it ends. The end of such a replay is
+    /// recorded even if the replay has no rows.
     #[must_use]
     pub(crate) fn closes(&self) -> bool {
         !self.closes.is_empty() || self.is_for_set_aside_table()
     }
 
-    /// Returns whether the run sends rows of a table that is set aside. The stream may resume
-    /// delivery of this table when the run ends.
+    /// Returns whether the replay sends rows of a table that is set aside. The stream may resume
+    /// delivery of this table when the replay ends.
     #[must_use]
     pub(crate) fn is_for_set_aside_table(&self) -> bool {
         !self.planned.set_aside.is_empty()
@@ -752,7 +756,7 @@ impl<'s> ReplayPlan<'s> {
         }
     }
 
-    /// Returns the command that resumes the run.
+    /// Returns the command that resumes the replay.
     #[must_use]
     pub(crate) fn resume_command(&self) -> String {
         let selected = self.planned.selected();
@@ -803,7 +807,7 @@ impl<'s> ReplayPlan<'s> {
                     .await?
             }
             Ok(ReplayEnd::Stopped) | Err(_) => {
-                // If the run failed, its error takes precedence over a failure to record the
+                // If the replay failed, its error takes precedence over a failure to record the
                 // progress.
                 let last = sender.last.as_ref();
                 let recorded = self.record_progress(
@@ -882,7 +886,7 @@ fn table(settings: &PipelineSettings) -> Result<&TableName, ReplayError> {
     }
 }
 
-/// Returns the command that resumes a run, including the options that must be specified again.
+/// Returns the command that resumes a replay, including the options that must be specified again.
 fn resume_command(
     settings: &PipelineSettings,
     run: Uuid,

@@ -3,14 +3,14 @@
 //! table without partitions, rows are deleted according to the same rules if the settings allow it.
 //!
 //! Removal depends on WAL positions, never on time alone. When the time range of a partition has
-//! ended, Walpost records the current WAL position in the partition's comment. Once the slots have
-//! passed this position, Walpost records the current time there instead. The partition is then kept
-//! for the retention period, which leaves time to resend events if a slot was lost and replaced.
-//! After this period, Walpost detaches the partition and records the current WAL position in its
-//! comment: even a long-running transaction that inserted into the partition must have been
-//! committed before this position. Once the slots have passed this position as well, Walpost drops
-//! the partition. See [`mark`] for the text in the comment, and [`plan`] for how it determines the
-//! next step.
+//! ended, Walpost records the current WAL position in the partition's comment. Once every slot that
+//! reads the table has confirmed this position, Walpost replaces the position with the current
+//! time. The partition is then kept for the retention period, which leaves time to resend events if
+//! a slot was lost and replaced. After this period, Walpost detaches the partition and records the
+//! current WAL position in its comment: even a long-running transaction that inserted into the
+//! partition must have been committed before this position. Once every slot that reads the table
+//! has confirmed this second position, Walpost drops the partition. See [`mark`] for the text in
+//! the comment, and [`plan`] for how the comment determines the next step.
 //!
 //! Writers never wait for Walpost longer than [`LOCK_TIMEOUT`]: a statement that holds or waits for
 //! a conflicting lock is canceled after this timeout and retried.
@@ -54,11 +54,12 @@ const STEPS_PER_TRANSACTION: usize = 20;
 /// available.
 const LOCK_ATTEMPTS_MAX: u32 = 5;
 
-/// How long a maintenance pass waits for slots to reach a WAL position. After this timeout, the
-/// step that requires the position is left to the next pass.
+/// How long a maintenance pass waits for slots to confirm the WAL position that a removal step
+/// requires. After this timeout, the step is left to the next pass.
 const SLOT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often the slots' positions are queried while waiting for the slots to catch up.
+/// How often a maintenance pass queries the slots' confirmed positions while it waits for the slots
+/// to confirm a WAL position.
 const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How long to wait for the advisory lock with which a process claims a table for maintenance. If
@@ -200,12 +201,13 @@ pub(crate) enum RetentionError {
     )]
     SetAside {
         table: TableName,
-        /// The command that sends the rows.
+        /// The command that sends the rows that have not been delivered.
         replay: String,
         /// A description of the journal entry.
         what: String,
     },
-    /// Another process has moved the slot, so its position does not show which rows were delivered.
+    /// Another process has moved the slot, so the slot's position does not show which rows were
+    /// delivered.
     #[error("rows that might not have been delivered are kept: {0}")]
     Moved(Moved),
     /// The recorded state of the slot belongs to a different history of the database, for example
@@ -238,15 +240,16 @@ pub(crate) enum RetentionError {
 pub(crate) struct RetentionReport {
     /// Number of tables that the maintenance pass covered.
     pub tables: usize,
-    /// Steps that were performed or, in a dry run, that would be performed.
+    /// Descriptions of the maintenance steps that were performed or, in a dry run, would be
+    /// performed.
     pub done: Vec<String>,
-    /// Steps that can't be performed yet.
+    /// The reasons why some removal steps can't be performed yet.
     pub waits: Vec<RemovalWait>,
     /// Problems that need operator intervention or a retry.
     pub problems: Vec<RetentionError>,
 }
 
-/// Performs the steps that are due for each table of the pipeline.
+/// Performs the maintenance steps that are due for each outbox table of the pipeline.
 ///
 /// # Errors
 /// Returns an error if the connection is lost or a catalog query fails. Problems with individual
@@ -295,9 +298,9 @@ async fn tables(catalog: &Catalog, target: &Target) -> Result<Vec<Target>, Catal
     Ok(outboxes.into_iter().map(with_outbox).collect())
 }
 
-/// Performs the steps that are due for the outbox table of `target`. `table_count` is the number of
-/// tables that the maintenance pass covers. Commands suggested in errors include this process's
-/// command-line options.
+/// Performs the maintenance steps that are due for the outbox table of `target`. `table_count` is
+/// the number of tables that the maintenance pass covers. Commands suggested in errors include this
+/// process's command-line options.
 ///
 /// # Errors
 /// Returns an error if the connection is lost or a catalog query fails. Problems with the table or
@@ -393,9 +396,9 @@ async fn maintain(
 }
 
 /// Examines the table, and returns an error if statements on it would run other roles' code, or if
-/// row-level security hides rows. Each transaction of a maintenance pass examines the table again,
-/// but dry runs and passes that have nothing to do run no such transaction. In these cases, this
-/// function performs the only examination.
+/// row-level security hides rows. Each transaction that changes the table during a maintenance pass
+/// examines the table again. This function also covers dry runs, and passes in which no step is
+/// due, because these run no such transactions.
 async fn examine_table(
     catalog: &Catalog,
     maintained: &MaintainedTable,
@@ -410,8 +413,8 @@ async fn examine_table(
         Err(error @ (CatalogError::ForeignCode { .. } | CatalogError::RowSecurity { .. })) => {
             Ok(Some(error.into()))
         }
-        // Failing to acquire the lock is not an error here, because the transactions of the pass
-        // are retried.
+        // Failing to acquire the lock is not an error here, because the transactions of the
+        // maintenance pass are retried.
         Err(CatalogError::Server(error)) if is_busy(&error.code) => Ok(None),
         examined => examined.map(|()| None),
     }
@@ -477,7 +480,7 @@ impl MaintainedTable {
 }
 
 impl RetentionStep {
-    /// Returns the table that the step creates, changes or drops.
+    /// Returns the table that this maintenance step creates, changes or drops.
     fn table(&self) -> &TableName {
         match self {
             Self::Create(name, _) => name,
@@ -489,8 +492,8 @@ impl RetentionStep {
         }
     }
 
-    /// Returns whether the step only records the removal progress in a table's comment, and
-    /// therefore does not block writers.
+    /// Returns whether this step only updates the comment that records how far the removal of a
+    /// partition has progressed, and therefore does not block writers.
     fn is_mark(&self) -> bool {
         matches!(
             self,
@@ -498,7 +501,7 @@ impl RetentionStep {
         )
     }
 
-    /// Describes what the step would do, for a dry run.
+    /// Returns a description of what this maintenance step would do, to be displayed in a dry run.
     fn intent(&self) -> String {
         match self {
             Self::Create(name, range) => format!("create partition {name} for {range}"),
@@ -534,7 +537,8 @@ struct StepStatements {
     preparation: String,
     /// The statements that lock a table.
     locking: String,
-    /// Describes the result, for the report.
+    /// A description of the completed step, which is added to the report. `None` if the step is not
+    /// reported.
     done: Option<String>,
 }
 
@@ -735,8 +739,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Performs the steps and adds the results to the report. Returns true if at least one of the
-    /// steps was performed.
+    /// Performs maintenance steps and adds their results to the report. Returns true if at least
+    /// one of the steps was performed.
     async fn perform_steps(&mut self, steps: &[RetentionStep]) -> Result<bool, CatalogError> {
         let (marks, others): (Vec<_>, Vec<_>) = steps.iter().partition(|step| step.is_mark());
         let mut has_progress = self.perform_in_batches(&marks).await?;
@@ -746,8 +750,8 @@ impl Pass<'_> {
         Ok(has_progress)
     }
 
-    /// Performs the steps, several in each transaction, and adds the results to the report. Returns
-    /// true if at least one of the steps was performed.
+    /// Performs maintenance steps, several in each transaction, and adds their results to the
+    /// report. Returns true if at least one of the steps was performed.
     async fn perform_in_batches(&mut self, steps: &[&RetentionStep]) -> Result<bool, CatalogError> {
         let mut has_progress = false;
         let mut remaining = steps;
@@ -772,8 +776,8 @@ impl Pass<'_> {
         Ok(has_progress)
     }
 
-    /// Performs several steps in one transaction. Returns the error if the transaction fails or
-    /// takes too long.
+    /// Performs several maintenance steps in one transaction. Returns the error if the transaction
+    /// fails or takes too long.
     async fn perform_together(
         &mut self,
         steps: &[&RetentionStep],
@@ -797,7 +801,8 @@ impl Pass<'_> {
         Ok(failed)
     }
 
-    /// Performs a step and adds the result to the report. Returns false if the step fails.
+    /// Performs a maintenance step and adds its result to the report. Returns false if the step
+    /// fails.
     async fn perform_step(&mut self, step: &RetentionStep) -> Result<bool, CatalogError> {
         let statements = self.statements(step);
         if matches!(step, RetentionStep::Finalize(_)) && !self.wait_for_users().await? {
@@ -818,7 +823,7 @@ impl Pass<'_> {
         Ok(false)
     }
 
-    /// Returns the statements that perform a step.
+    /// Returns the SQL statements that perform a maintenance step.
     fn statements(&self, step: &RetentionStep) -> StepStatements {
         let name = step.table();
         let (locking, done) = match step {
@@ -983,8 +988,9 @@ impl Pass<'_> {
         )
     }
 
-    /// Returns a statement that replaces the removal progress in the table's comment. The server
-    /// copies the comment's other lines, which can have any length, so Walpost never reads them.
+    /// Returns a statement that updates the removal progress that the table's comment records. The
+    /// server copies the comment's other lines, which can have any length, so Walpost never reads
+    /// them.
     fn mark_sql(&self, table: &TableName, kind: MarkKind) -> String {
         let (start, expression) = kind.parts();
         let start = escape_literal(&start);

@@ -140,7 +140,7 @@ pub(crate) struct SkipPlan {
     pub(crate) found: PreviewReport,
     /// The existing checkpoint and the new checkpoint; set only with exactly-once delivery.
     pub(crate) checkpoint: Option<(Checkpoint, Checkpoint)>,
-    /// Whether another program has already advanced the slot to this position.
+    /// Whether another program has already advanced the slot to the requested position.
     pub(crate) is_moved: bool,
     /// Whether the server is a standby, on which the journal can't be written.
     in_recovery: bool,
@@ -155,7 +155,7 @@ pub(crate) struct Skip<'s> {
 }
 
 impl<'s> Skip<'s> {
-    /// Determines the changes without making them.
+    /// Determines the changes that a skip requires, without making them.
     ///
     /// # Errors
     /// Returns an error if the skip is not possible, or if a server query failed.
@@ -249,7 +249,7 @@ impl<'s> Skip<'s> {
     }
 }
 
-/// Determines the changes without making them.
+/// Determines the changes that a skip requires, without making them.
 async fn plan(
     settings: &PipelineSettings,
     catalog: &Catalog,

@@ -84,7 +84,7 @@ pub enum PathError {
         user: u32,
         /// The operation that was denied.
         action: &'static str,
-        /// The file or folder.
+        /// The file or folder to which access was denied.
         place: String,
         /// The owner of the file or folder.
         owner: u32,
@@ -98,7 +98,7 @@ pub enum PathError {
         "{place} is writable by other users ({found}). Check its contents, then run: {remedy}{read_only}"
     )]
     Writable {
-        /// The file, folder or link.
+        /// The file, folder or link that other users can write to.
         place: String,
         /// The owner or mode of the component, and the expected owner or mode.
         found: String,
@@ -112,11 +112,11 @@ pub enum PathError {
         "{place} is on a FUSE file system mounted by {user}, expected one mounted by {expected}. Move the file to a different file system"
     )]
     Mounted {
-        /// The file or folder.
+        /// The file or folder on the FUSE file system.
         place: String,
         /// The user who mounted the file system.
         user: String,
-        /// The expected users.
+        /// The users who are allowed to have mounted the file system.
         expected: String,
     },
     /// Other users can create files in the folder.
@@ -125,7 +125,7 @@ pub enum PathError {
          walpost can write to: install -d -m 0700 FOLDER"
     )]
     Shared {
-        /// The folder.
+        /// The folder in which other users can create files.
         place: String,
         /// The mode of the folder.
         mode: u32,

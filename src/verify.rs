@@ -59,7 +59,8 @@ const UNKNOWN_DEAD_LETTERS: &str = "dead letters are not enabled in these settin
  with the same settings, preferably from the same file";
 /// The interval at which the slot is queried.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// How often `verify` requests confirmation of the position from the process that reads the slot.
+/// How often `verify` requests that the process reading the slot confirm the WAL position that it
+/// has reached.
 const REQUEST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The options of a verification.
@@ -149,7 +150,7 @@ pub(crate) enum VerifyError {
     /// The topics can't be read.
     #[error(transparent)]
     Topics(#[from] ReadError),
-    /// A temporary file or the findings can't be written.
+    /// Writing a temporary file or a finding failed.
     #[error("{0}")]
     Io(#[from] io::Error),
 }
@@ -159,7 +160,7 @@ pub(crate) enum VerifyError {
 pub(crate) struct Report {
     /// The number of findings of each kind.
     pub counts: Counts,
-    /// Notes about limitations of the counts.
+    /// Notes that an operator needs in order to interpret the counts.
     pub notes: Vec<String>,
 }
 
@@ -222,8 +223,9 @@ pub(crate) fn verify(
         reports_unexpected: options.strict,
         on_finding,
     };
-    // The memory limit is divided between the entries and the journal, which are filled at the same
-    // time. Transactions are processed afterwards, when this memory has been released.
+    // The memory limit is divided between two collections that are filled at the same time:
+    // `entries`, with the rows and records, and `journal`, with the positions of the records.
+    // Transactions are processed afterwards, when this memory has been released.
     let mut entries = Spill::new(options.memory / 4 * 3, matching::EVENTS);
     let mut journal = Journal::new(options.memory / 4);
     let database = runtime.block_on(async {
@@ -329,7 +331,8 @@ struct Database {
     delivered: End,
     /// All events of transactions that committed before this LSN are in the topics.
     confirmed: Lsn,
-    /// Transactions that committed at or before this LSN are not searched for gaps.
+    /// Transactions that committed at or before this LSN are not searched for gaps in their event
+    /// numbers.
     gaps_after: Lsn,
     journal: JournalFindings,
 }
@@ -340,8 +343,9 @@ struct JournalFindings {
     /// Descriptions of events that were intentionally not delivered. The rows of these events can't
     /// be identified, because the WAL position of a row is unknown.
     undelivered: Vec<String>,
-    /// The commit positions of copied rows. If a copy was restarted, the positions include the
-    /// position used by the previous attempt, whose records remain in the topics.
+    /// The commit positions in the records of copied rows. If a copy was restarted, the list also
+    /// contains the position that the previous attempt used, because the records of that attempt
+    /// remain in the topics.
     copies: Vec<Lsn>,
 }
 

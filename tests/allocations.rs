@@ -50,8 +50,9 @@ fn main() -> ExitCode {
         }),
         test("transactions_of_one_row_allocate_nothing", move || {
             // The first third of the stream contains more transactions than the window can hold in
-            // flight. As a result, the watermark has used all of its transaction slots before
-            // counting starts. A slot's memory is allocated when the slot is first used.
+            // flight. Processing them uses every slot that the watermark has for transactions. The
+            // memory of such a slot is allocated when the slot is first used, so all of it is
+            // allocated before counting starts.
             let stream = Stream::rows(Kind::Plain, 2 * ROWS, 1);
             streamed(Kind::Plain, defaults(), &stream);
         }),
@@ -180,8 +181,9 @@ fn received(stream: &Stream) {
             .start("slot", Lsn::ZERO, "publication", false)
             .await
             .unwrap();
-        // The server sends rows only after this signal. Earlier rows could arrive together with the
-        // response to START_REPLICATION, which is read before the `Connection` has its buffer.
+        // The server sends rows only after this signal. If it sent rows before the signal, they
+        // could arrive together with the response to START_REPLICATION, which is read before the
+        // `Connection` has its buffer.
         begin.send(()).unwrap();
         let (mut core, mut sink) = null_pipeline(Kind::Plain, OutboxSettings::default());
         let warm_up = stream.len() / 3;

@@ -4,8 +4,8 @@
 //! Finds every path that begins with `crate`, `super` or `self`, whether in an import, a body or a
 //! macro, and resolves it to a top-level module. A path to a module of a higher rank, or to another
 //! module of the same rank, is an error. Cyclic references between files are also an error. The
-//! same rules apply to tests in `src/`: a unit test that needs a higher module belongs in that
-//! module. Comments and strings are ignored.
+//! same rules apply to tests in `src/`: a unit test that needs a module of a higher rank belongs in
+//! that module. Comments and strings are ignored.
 
 use std::collections::BTreeSet;
 use std::fmt;

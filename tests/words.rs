@@ -50,51 +50,52 @@ const RETIRED: &[&str] = &[
 /// Up to 12 occurrences of each phrase in commit e37a5d4 were judged by a reader. The comments give
 /// the number of occurrences that the reader rejected.
 const PHRASES: &[(&str, &str)] = &[
-    // 12 of 12.
+    // The reader rejected 12 of 12 occurrences.
     ("for ever", "indefinitely, or permanently"),
-    // 12 of 12.
+    // The reader rejected 12 of 12 occurrences.
     ("anew", "again"),
-    // 1 of 1.
+    // The reader rejected the only occurrence.
     ("in vain", "without success"),
     // The reader rejected all 12 occurrences of each of these phrases.
     ("amid", "during, or in the middle of"),
     ("beside", "next to, besides, or in addition to"),
-    // The reader rejected 10 of 12, 11 of 12 and 7 of 7 occurrences.
+    // The reader rejected 10 of 12 occurrences of `somebody`, 11 of 12 of `whoever`, and 7 of 7 of
+    // the other two words.
     ("somebody", "the process, role or person"),
     ("whoever", "anyone who, or the caller"),
     ("stranger", "another user"),
     ("strangers", "other users"),
-    // 12 of 12.
+    // The reader rejected 12 of 12 occurrences.
     ("goes on", "continues"),
     ("go on with", "continue with"),
     ("gone on", "continued"),
-    // 6 of 6.
+    // The reader rejected 6 of 6 occurrences.
     ("so often", "how often"),
     ("so long a", "how long"),
-    // 12 of 12.
+    // The reader rejected 12 of 12 occurrences.
     ("told of", "reported about"),
     ("says of", "reports about"),
     ("said of", "reported about"),
     ("say of", "report about"),
-    // 12 of 12.
+    // The reader rejected 12 of 12 occurrences.
     ("comes of", "results from"),
     ("came of", "resulted from"),
     ("come of", "result from"),
-    // 9 of 12.
+    // The reader rejected 9 of 12 occurrences.
     ("says so", "reports it, naming what is reported"),
     ("say so", "report it, naming what is reported"),
     ("said so", "reported it, naming what was reported"),
-    // 11 of 12.
+    // The reader rejected 11 of 12 occurrences.
     ("is told", "is notified, or receives"),
     ("are told", "are notified, or receive"),
     ("was told", "was notified, or received"),
     ("were told", "were notified, or received"),
-    // 12 of 12.
+    // The reader rejected 12 of 12 occurrences.
     ("it is no", "it is not a"),
     ("that is no", "that is not a"),
     ("that are no", "that are not"),
     ("which is no", "which is not a"),
-    // 10 of 12.
+    // The reader rejected 10 of 12 occurrences.
     ("what is there", "what exists"),
     ("that is there", "that exists"),
     ("that are there", "that exist"),

@@ -10,9 +10,10 @@ use crate::program::Link;
 use crate::results::Comparison;
 use crate::topic::TopicSettings;
 
-/// The series that drains the first backlog. Most published figures come from this series.
+/// The name of the series in which each program drains the first backlog. Most published figures
+/// come from this series.
 pub(crate) const SERIES: &str = "drain";
-/// The series that drains the second, larger backlog.
+/// The name of the series in which each program drains the second, larger backlog.
 pub(crate) const MORE_ROWS: &str = "drain of more rows";
 
 pub(crate) fn measure(bed: &TestBed, args: &Args) -> Comparison {

@@ -39,7 +39,8 @@ impl Lap {
         }
     }
 
-    /// Creates a [`Lap`] that measures pg_recvlogical. No other program can exceed its throughput.
+    /// Creates a [`Lap`] that measures pg_recvlogical, whose throughput no other program can
+    /// exceed.
     pub(crate) fn limit(link: Link) -> Self {
         Self::new(Program::Limit { link }, TopicSettings::default())
     }
@@ -189,7 +190,7 @@ fn drain(
     let mut arrivals = Arrivals::new();
     let mut running = program.start(bed, &task);
     let all = backlog.rows as u64;
-    // The offsets also include transaction markers. Therefore, all records may not have arrived yet
+    // The offsets also include transaction markers. Therefore, some records may still be missing
     // when the total of the offsets reaches the number of rows.
     let may_commit_more = |arrivals: &Arrivals| {
         program.has_transactions() && arrivals.since_last() < COMMIT_DELAY_MAX

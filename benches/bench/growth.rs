@@ -15,7 +15,7 @@ pub(crate) const TRANSACTIONS: &str = "transactions";
 pub(crate) const PARTITIONS: &str = "partitions";
 pub(crate) const COMPRESSION: &str = "compression";
 pub(crate) const TOPICS: &str = "topics";
-/// The series that compares an outbox table with logical decoding messages.
+/// The name of the series that compares an outbox table with logical decoding messages.
 pub(crate) const OUTBOX: &str = "outbox";
 
 pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Drain> {

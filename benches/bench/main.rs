@@ -6,8 +6,8 @@
 //! arrive, [`program`] starts the measured program and [`usage`] reads its resource usage. Each
 //! part of the benchmark has its own module: [`comparison`], [`growth`], [`forms`] and [`tuned`],
 //! which measure with [`drain`], and [`latency`], [`database`], [`tables`], [`shards`] and
-//! [`profile`]. [`results`] stores the measurements, and [`report`] turns them into tables, charts
-//! and the page.
+//! [`profile`]. [`results`] stores the measurements, and [`report`] turns the measurements into
+//! tables, charts and the page docs/benchmarks.md.
 //!
 //! The database, the broker and the measured program share one machine, so ratios are more
 //! meaningful than absolute figures. Measurements run one at a time.

@@ -124,7 +124,7 @@ pub(crate) fn part(results: &Results, part_name: PartName) -> String {
     text
 }
 
-/// Writes the page and its charts.
+/// Writes docs/benchmarks.md and its charts.
 pub(crate) fn write(results: &Results) {
     let docs = results::docs();
     let folder = docs.join("benchmarks");
@@ -161,7 +161,7 @@ fn describe_added_tables(tables: &Tables) -> String {
     )
 }
 
-/// Returns a sentence that compares memory usage before, during and after the outage.
+/// Returns a sentence that compares memory usage before, during and after the broker outage.
 fn describe_outage(comparison: &Comparison) -> String {
     let outage = &comparison.outage;
     let peak = |from: f64, to: f64| {

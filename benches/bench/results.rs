@@ -110,7 +110,8 @@ pub(crate) struct Outage {
 /// The results of the part `latency`.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Latency {
-    /// The latency from a producer directly to the consumer: a lower bound for every program.
+    /// The latency of records that are sent by a producer without involving a database. No measured
+    /// program can achieve a lower latency.
     pub(crate) floor: Vec<Percentiles>,
     pub(crate) idle: Vec<Idle>,
     pub(crate) steady: Vec<Steady>,
@@ -219,7 +220,8 @@ pub(crate) struct Cost {
     pub(crate) events: usize,
     /// How long it took to commit all events.
     pub(crate) write_seconds: f64,
-    /// How long it took until all events were in Kafka, or `None` if they were not delivered.
+    /// How long it took until all events were in Kafka, or `None` if this delivery method does not
+    /// deliver events.
     pub(crate) carry_seconds: Option<f64>,
     /// User and system CPU time of the sessions that write events, in seconds.
     pub(crate) writers_cpu: f64,

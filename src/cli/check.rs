@@ -79,9 +79,9 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
 /// State shared by pipelines that are checked concurrently.
 #[derive(Default)]
 struct Shared<'s> {
-    /// Held while a replication connection is open, so that the check opens at most one at a time.
-    /// A server limits the number of replication connections (max_wal_senders), and each running
-    /// pipeline needs one.
+    /// Held while a replication connection is open, so that `walpost check` opens at most one such
+    /// connection at a time. A server limits the number of replication connections
+    /// (max_wal_senders), and each running pipeline needs one.
     replication: Mutex<()>,
     /// The librdkafka properties of each producer that has already been checked, and the resulting
     /// finding.

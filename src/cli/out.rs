@@ -23,7 +23,7 @@ pub(super) use say;
 /// Whether any attempt to print output has failed.
 static HAS_FAILED: AtomicBool = AtomicBool::new(false);
 
-/// See [`say!`].
+/// Prints a line. Called only by the macro [`say!`].
 pub(super) fn line(text: fmt::Arguments<'_>) {
     print(&format!("{}\n", Escaped(text)));
 }

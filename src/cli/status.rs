@@ -138,7 +138,7 @@ struct Database {
     safe_wal_bytes: Option<i64>,
     lag_bytes: Option<u64>,
     retained_bytes: Option<u64>,
-    /// The process that is using the slot, if it is not Walpost.
+    /// A description of the process that is using the slot, if that process is not Walpost.
     #[serde(skip)]
     held: Option<String>,
     #[serde(skip)]
@@ -409,8 +409,8 @@ fn problems(
         remedy: String::new(),
         since: None,
     };
-    // If the database was queried successfully, its results take precedence over the process's
-    // report.
+    // If the database was queried successfully, the query results take precedence over the status
+    // that the running process reported.
     let queried = database.filter(|database| database.error.is_none());
     match (status, &connector.address) {
         (Some(pipeline), _) => {
@@ -480,7 +480,7 @@ const IS_NUMBER: [bool; TITLES.len()] = [
     false, false, true, true, true, true, true, true, false, true, true, true,
 ];
 
-/// Formats the report.
+/// Formats the status of all pipelines for display.
 fn format_report(report: &StatusReport) -> Screen {
     let mut pipelines: Vec<_> = report.pipelines.iter().collect();
     pipelines.sort_by_key(|found| found.rank());

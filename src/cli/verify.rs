@@ -355,7 +355,7 @@ mod tests {
         create_private(&own).expect("a file");
         let found = fs::metadata(&own).expect("a file");
         assert_eq!((found.len(), found.mode() & 0o777), (0, 0o600));
-        // The directory is world-writable, so any user could have created the link.
+        // The directory `shared` is world-writable, so any user could have created the link in it.
         fs::write(&own, "kept").expect("a file");
         let shared = folder.path().join("shared");
         fs::create_dir(&shared).expect("a folder");

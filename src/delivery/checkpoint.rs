@@ -20,7 +20,7 @@ const VERSION: u32 = 1;
 /// number and a comma.
 const PARTITION_ENTRY_BYTES: usize = 16;
 
-/// The state of a pipeline at one point in its stream.
+/// The state of a pipeline at one point in the replication stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Checkpoint {
@@ -40,8 +40,8 @@ pub struct Checkpoint {
     /// Each topic's number of partitions when its first record was sent. If there are too many
     /// topics to store, some are omitted: see [`Checkpoint::record_partitions`].
     pub partitions: BTreeMap<String, usize>,
-    /// Progress of the copy of existing rows. `None` if no rows were copied, or once the stream has
-    /// passed the LSNs of the copy's snapshots.
+    /// Progress of the copy of existing rows. `None` if no rows were copied, or once the copy is
+    /// complete and `safe_lsn` has reached the LSN of the copy's last snapshot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<CopyProgress>,
 }
@@ -146,7 +146,7 @@ impl Resume {
 /// Transactions that were published and then lost in a failover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phantom {
-    /// The LSN at which the timeline ended.
+    /// The LSN at which the timeline of these transactions ended.
     pub from: Lsn,
     /// The position up to which events may have been published.
     pub to: Position,
@@ -190,7 +190,8 @@ pub enum HistoryError {
         /// The timeline in the checkpoint.
         expected: u32,
     },
-    /// The slot is ahead of the checkpoint.
+    /// The slot's confirmed LSN is higher than the LSN up to which the checkpoint covers all
+    /// events.
     #[error(
         "slot {slot:?} was confirmed up to {confirmed}, but the checkpoint covers only events up to {safe}: something else \
          moved the slot, or dropped and re-created it. Events committed between {safe} and {confirmed} may be missing from \
@@ -219,16 +220,16 @@ pub enum HistoryError {
         /// The slot's confirmed LSN.
         confirmed: Lsn,
     },
-    /// The transaction at the checkpoint's position differs from the transaction that was
-    /// published.
+    /// The last published transaction differs from the transaction that the WAL contains at the
+    /// same commit LSN.
     #[error(
         "the transaction with commit LSN {commit} has {what} {found}, but had {expected} when it was published: the WAL \
          of this server has diverged from the delivered WAL. {SECOND_SERVER_HINT}"
     )]
     OtherTransaction {
-        /// LSN of the commit record.
+        /// LSN of the commit record of both transactions.
         commit: Lsn,
-        /// The property in which the two transactions differ.
+        /// The property that differs, such as the transaction's commit time.
         what: &'static str,
         /// The value of the property according to the WAL.
         found: String,
@@ -253,7 +254,7 @@ pub enum HistoryError {
          delivered: the WAL of this server has diverged from the delivered WAL. {SECOND_SERVER_HINT}"
     )]
     NotPublished {
-        /// LSN of the commit record.
+        /// LSN of the commit record of the event's transaction.
         commit: Lsn,
         /// The LSN in the checkpoint up to which all events have been delivered.
         safe: Lsn,
@@ -376,8 +377,8 @@ impl Checkpoint {
     #[must_use]
     pub fn skipped(&self, to: Lsn) -> Self {
         let delivered = match &self.delivered {
-            // Keep `delivered`, because it already covers the skipped transactions. Replacing it
-            // could lose information.
+            // Keep `delivered`, because it already covers the skipped transactions, and possibly
+            // later ones.
             Some(Delivered::UpTo(last)) if last.commit_lsn >= to => self.delivered.clone(),
             Some(Delivered::Before(lsn)) if *lsn >= to => self.delivered.clone(),
             _ => Some(Delivered::Before(to)),

@@ -40,8 +40,8 @@ pub enum KeyType {
     Integer,
     /// The values are compared byte by byte.
     Bytes,
-    /// The values are compared byte by byte. The query must specify the "C" collation, because the
-    /// server otherwise uses a different order.
+    /// The values are compared byte by byte. The query that reads the rows must sort them with the
+    /// "C" collation, because the server otherwise uses a different order.
     Text,
     /// The values are compared byte by byte, which gives the correct order only if all years have
     /// four digits.
@@ -123,8 +123,8 @@ impl CopyProgress {
         snapshot_lsns.max().unwrap_or(Lsn::ZERO)
     }
 
-    /// Lowers each snapshot's LSN to at most `at`, the LSN at which the timeline ended. After this
-    /// LSN, the new timeline contains different transactions.
+    /// Lowers each snapshot's LSN to at most `at`, the LSN at which the previous timeline ended.
+    /// After `at`, the new timeline contains different transactions.
     #[must_use]
     pub fn truncated_at(mut self, at: Lsn) -> Self {
         for chunk in &mut self.chunks {

@@ -71,9 +71,10 @@ impl RefusedRecord {
             && self.content == content(record.key, record.payload)
     }
 
-    /// Returns whether a record at `at` in the same topic could be the rejected record. This is the
-    /// case if both records have the same position, or if both are records of copied rows, because
-    /// copied rows get a new position in each attempt.
+    /// Returns whether a record at position `at` could be the rejected record, provided that both
+    /// have the same topic. This is the case if both have the same position, or if both were
+    /// created from copied rows, because copied rows get new positions each time the copy is
+    /// attempted.
     pub(super) fn is_at(&self, at: Position) -> bool {
         self.at == at || self.at.is_copied() && at.is_copied()
     }

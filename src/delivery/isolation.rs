@@ -47,7 +47,8 @@ impl Batching {
 #[derive(Debug, Default)]
 pub(crate) struct Isolation {
     batching: Batching,
-    /// The range of rows in the rejected batch; `None` if no search is in progress.
+    /// The range of rows in the rejected batch; `None` while no rejected record is being searched
+    /// for.
     suspects: Option<RangeInclusive<Position>>,
 }
 
@@ -90,8 +91,8 @@ impl Isolation {
                 self.batching.single = false;
                 self.suspects = None;
             }
-            // No search is in progress, or the rejected record precedes the suspected records.
-            // Start a search at the rejected record.
+            // No rejected record is being searched for, or this one precedes the suspected records.
+            // Start a search at this record.
             _ => {
                 self.batching.single = true;
                 self.suspects = Some(record.at..=until);
@@ -100,8 +101,9 @@ impl Isolation {
         true
     }
 
-    /// Ends the search after the brokers have accepted each suspect individually. The batch as a
-    /// whole must have been too large, so later batches are smaller.
+    /// Ends the search for a rejected record after the brokers have accepted each record of the
+    /// rejected batch individually. The batch as a whole must have been too large, so later batches
+    /// are smaller.
     pub(crate) fn record_accepted_suspects(&mut self) {
         self.batching.single = false;
         self.batching.divisor = self
@@ -112,9 +114,10 @@ impl Isolation {
         self.suspects = None;
     }
 
-    /// Removes records that PostgreSQL won't resend, because their transactions end before
-    /// `confirmed`. A record of a copied row is kept if the consistent point of the copy is exactly
-    /// `confirmed`, because the slot may already have been at this LSN before any row was copied.
+    /// Removes the rejected records of transactions whose commit record precedes `confirmed`,
+    /// because PostgreSQL won't resend these transactions. A record of a copied row is kept if the
+    /// consistent point of the copy is exactly `confirmed`, because the slot may already have been
+    /// at this LSN before any row was copied.
     pub(crate) fn remove_confirmed(&mut self, confirmed: Lsn) {
         self.batching.refused.retain(|record| {
             let Position { commit, .. } = record.at;
@@ -237,7 +240,8 @@ mod tests {
         assert!(isolation.batching().refused.is_empty());
     }
 
-    /// Each attempt copies the rows again, so the rows have new positions.
+    /// Each attempt to copy existing rows has a different consistent point, so the rows get new
+    /// positions.
     #[test]
     fn recognizes_a_rejected_record_when_its_row_is_copied_again() {
         let refused = |snapshot_lsn: u64, index| {
@@ -253,8 +257,9 @@ mod tests {
         };
         let mut isolation = Isolation::default();
         assert!(isolation.record_failure(&refused(0x200, 5), in_flight(40)));
-        // The second rejected record has a lower number than the suspects, so it becomes the first
-        // suspect. The consistent points of the two copies differ, but are not compared.
+        // The record that is rejected second has a lower row number than the suspected records, so
+        // it becomes the first suspected record. The consistent points of the two copies differ,
+        // but are not compared.
         assert!(isolation.record_failure(&refused(0x300, 2), in_flight(40)));
         assert!(isolation.record_failure(&refused(0x400, 7), in_flight(1)));
         assert_eq!(isolation.suspects(), None);

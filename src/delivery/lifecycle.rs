@@ -75,7 +75,7 @@ impl Lifecycle {
         });
     }
 
-    /// Ends each ongoing outage for which the predicate `which` returns true.
+    /// Records the end of each ongoing outage for which the predicate `which` returns true.
     pub(crate) fn end_outages(&mut self, now: u64, which: impl Fn(&&mut Outage) -> bool) {
         for outage in self.outages.iter_mut().filter(which) {
             outage.ended_micros.get_or_insert(now);

@@ -82,7 +82,8 @@ pub struct Watermark {
     window: Window,
     /// See [`Watermark::set_one_at_a_time`].
     one_at_a_time: bool,
-    /// End LSNs of the complete transactions that have a counter, oldest first.
+    /// End LSNs of the complete transactions whose records may still be in flight, oldest first.
+    /// Each of these transactions has a counter.
     ends: VecDeque<Lsn>,
     /// Index of the oldest transaction's counter.
     head: usize,
@@ -741,16 +742,16 @@ impl Slot {
     }
 }
 
-/// Maximum number of consecutive transactions whose durations are computed from the times of the
-/// first one if they become durable together. These times are when the first transaction was
-/// committed and when it was read. Reading the times of each transaction would take as long as
-/// counting its records.
+/// Maximum number of consecutive transactions that share one pair of times when they become durable
+/// together. The durations of all of them are computed from the commit time and the read time of
+/// the first transaction. Reading the times of each transaction would take as long as counting its
+/// records.
 const SHARED_TIMES_MAX: u64 = 16;
 
 /// Records the durations of transactions that become durable together.
 struct Settled<'s> {
     stats: &'s PipelineStats,
-    /// Times of the first transaction.
+    /// The commit time and the read time of the first of these transactions.
     times: Times,
     alike: u64,
 }
@@ -799,8 +800,8 @@ impl Drop for Settled<'_> {
     }
 }
 
-/// Wakes one waiting task when its target is reached. If no task is waiting, the check costs only
-/// one atomic load.
+/// Wakes one waiting task when the delivered totals reach the task's target. If no task is waiting,
+/// the check costs only one atomic load.
 ///
 /// The task arms the waiter and then reads the totals. The sink's threads update the totals and
 /// then check whether the waiter is armed. All these operations are in a single total order

@@ -19,9 +19,9 @@ use super::tls::Authorities;
 use crate::authorities;
 use crate::escape::Escaped;
 
-/// Timeout for the connection and the handshake.
+/// Timeout for connecting and completing the TLS handshake, in total.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of names reported for a certificate.
+/// Maximum number of DNS names and IP addresses reported for a certificate.
 const NAMES_MAX: usize = 8;
 /// Maximum length of a DNS name (RFC 1035, section 2.3.4).
 const DNS_NAME_BYTES_MAX: usize = 255;
@@ -67,8 +67,8 @@ async fn rejection(config: &ClientConfig, address: &str) -> Option<Rejection> {
     let (host, _) = address.rsplit_once(':')?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let mut builder = configured_authorities(config).connector().ok()?;
-    // OpenSSL verifies the certificate even with NONE. With PEER, OpenSSL would abort the handshake
-    // after a failed verification, without returning the certificate.
+    // OpenSSL verifies the certificate even in mode `SslVerifyMode::NONE`. In mode `PEER`, OpenSSL
+    // would abort the handshake after a failed verification, without returning the certificate.
     builder.set_verify(SslVerifyMode::NONE);
     let mut configured = builder.build().configure().ok()?;
     if config.get("ssl.endpoint.identification.algorithm") == Some("none") {
@@ -87,7 +87,7 @@ async fn rejection(config: &ClientConfig, address: &str) -> Option<Rejection> {
     })
 }
 
-/// Returns the certificate authorities set by the properties.
+/// Returns the certificate authorities that the client's configuration specifies.
 fn configured_authorities(config: &ClientConfig) -> Authorities {
     match (config.get("ssl.ca.pem"), config.get("ssl.ca.location")) {
         (Some(pem), _) => Authorities::Pem(pem.to_owned()),

@@ -56,9 +56,9 @@ pub(crate) struct Context {
     down: AtomicBool,
     /// Whether a broker has ever responded.
     has_responded: AtomicBool,
-    /// See [`Context::record_unacknowledged`].
+    /// Whether [`Context::record_unacknowledged`] was called.
     assumed: AtomicBool,
-    /// See [`Context::abandon`].
+    /// Whether [`Context::abandon`] was called.
     abandoned: AtomicBool,
     cluster: Mutex<Outage>,
     /// Tracks failed connections to individual brokers while other brokers still respond.
@@ -81,7 +81,8 @@ impl Context {
     /// missing permissions.
     #[must_use]
     pub(crate) fn new(pipeline: &str, grants: Grants, deliveries: Arc<Deliveries>) -> Self {
-        // If the brokers were unreachable for the previous producer, start in that state.
+        // If the previous producer could not reach any broker, assume initially that all brokers
+        // are still down.
         let down = AtomicBool::new(deliveries.stats().is_kafka_down());
         Self {
             pipeline: pipeline.to_owned(),

@@ -6,7 +6,8 @@ use rdkafka::config::ClientConfig;
 use super::properties::brokers;
 use crate::escape::shell_word_on_one_line;
 
-/// The principal that needs permissions, and the brokers that the commands connect to.
+/// The arguments of the `kafka-acls.sh` commands that grant permissions: the bootstrap servers, the
+/// principal and its transactional ID.
 #[derive(Clone, Debug)]
 pub(crate) struct Grants {
     brokers: String,

@@ -31,8 +31,8 @@ const PRODUCER_LIMIT_PROPERTY: &str = "message.max.bytes";
 const PRODUCER_LIMIT_DEFAULT_BYTES: u32 = 1_000_000;
 /// Size of a batch's header (Kafka's `RECORD_BATCH_OVERHEAD`).
 const BATCH_HEADER_BYTES: u32 = 61;
-/// Assumed maximum combined size, in bytes, of a record's key, the headers that are not part of the
-/// event, and Kafka's own fields.
+/// Assumed maximum combined size, in bytes, of a record's key, the headers that are not stored in
+/// the row's headers column, and Kafka's own fields.
 const RECORD_OVERHEAD_BYTES: u64 = 10_000;
 /// Timeout for the brokers' response; short because records have to wait for the response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
@@ -295,7 +295,7 @@ impl RecordLimit {
     }
 
     /// Returns the size of the largest event that fits into a record, allowing for the key, the
-    /// headers that are not part of the event, and Kafka's own fields.
+    /// headers that are not stored in the row's headers column, and Kafka's own fields.
     #[must_use]
     pub(crate) fn event_bytes(&self) -> u64 {
         u64::from(self.bytes)

@@ -432,8 +432,8 @@ pub(super) type Description = Result<TopicFacts, RDKafkaErrorCode>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) code: RDKafkaErrorCode,
-    /// The broker's error message, which rdkafka's admin client omits. For example, it names the
-    /// existing topic that the new name collides with.
+    /// The broker's error message, which rdkafka's admin client omits. For example, the message
+    /// names the existing topic that the new name collides with.
     reason: Option<String>,
 }
 
@@ -549,8 +549,9 @@ pub(super) fn cluster_id<C: ClientContext>(client: &Client<C>) -> Option<String>
     }
 }
 
-/// Queries the brokers for the cluster ID. Unlike a metadata request, does not change what `client`
-/// knows about topics. Returns `None` if no broker responds within the given time. Blocks.
+/// Queries the brokers for the cluster ID. Unlike a metadata request, this query does not update
+/// the topic metadata that `client` caches. Returns `None` if no broker responds within the given
+/// time. Blocks.
 pub(super) fn query_cluster_id<C: ClientContext>(
     client: &Client<C>,
     within: Duration,

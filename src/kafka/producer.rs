@@ -248,8 +248,8 @@ impl KafkaSink {
         Ok(sink)
     }
 
-    /// Creates a sink for a pipeline. The sink uses the given batching, keeps batches within
-    /// `limit`, and compares topic IDs with the IDs that earlier sinks recorded in `seen`.
+    /// Creates a sink for a pipeline. The sink uses the batch settings in `batching`, keeps batches
+    /// within `limit`, and compares topic IDs with the IDs that earlier sinks recorded in `seen`.
     ///
     /// # Errors
     /// See [`KafkaSink::new`].
@@ -903,7 +903,8 @@ mod tests {
             config.set("batch.num.messages", "1");
         })
         .await;
-        // Later records may be reported before the rejected record.
+        // librdkafka can report the failures of later records before the failure of the rejected
+        // record.
         let cause = async {
             while !watermark
                 .deliveries()

@@ -504,7 +504,7 @@ fn network_warnings(properties: &Properties) -> Vec<String> {
     // librdkafka normalizes the value, so "false" covers every accepted spelling of false.
     let effective = |name| native.get(name).unwrap_or_default();
     let protocol = effective("security.protocol");
-    // With these mechanisms, the credentials are readable by anyone who can read the traffic.
+    // With PLAIN and OAUTHBEARER, anyone who can read the traffic can also read the credentials.
     let mechanism = effective("sasl.mechanisms");
     let shows_password = protocol.starts_with("sasl")
         && ["PLAIN", "OAUTHBEARER"].contains(&mechanism.to_ascii_uppercase().as_str());

@@ -73,7 +73,7 @@ impl fmt::Display for Change {
 }
 
 impl SeenTopics {
-    /// Returns whether the topic has been seen.
+    /// Returns whether the topic's ID has been recorded.
     pub(super) fn contains(&self, topic: &str) -> bool {
         self.lock().topics.contains_key(topic)
     }
@@ -97,7 +97,7 @@ impl SeenTopics {
             true => {
                 let cluster = native::query_cluster_id(producer.client(), REQUEST_TIMEOUT);
                 if cluster.is_none() {
-                    // The next comparison detects the same changes.
+                    // Record nothing, so that the next comparison detects the same changes.
                     return;
                 }
                 cluster
@@ -142,7 +142,7 @@ impl SeenTopics {
         })
     }
 
-    /// Records the cluster ID, and returns whether it has changed.
+    /// Records the cluster ID. Returns a change if a different ID was recorded before.
     fn record_cluster(&self, now: String) -> Option<Change> {
         let mut seen = self.lock();
         let before = seen.cluster.replace(now.clone())?;

@@ -57,7 +57,7 @@ pub(super) enum TokenError {
     Answer { url: String, found: OutputError },
 }
 
-/// The reason why the output does not contain a valid token.
+/// The reason why the output of the program or endpoint does not contain a valid token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum OutputError {
     #[error("the output is not UTF-8; expected a token")]
@@ -620,7 +620,7 @@ mod tests {
         let first = tokens.get_token().expect("a token");
         let error = tokens.discard_unusable(&first);
         assert!(!tokens.is_last_valid());
-        // The next request is delayed, as after any failure.
+        // As after any other failure, the next token request is delayed.
         assert_eq!(tokens.get_token().err(), Some(error));
         tokens
             .0

@@ -176,8 +176,8 @@ impl TopicLookup {
                 TopicState::Unusable(reason) if name == pending.topic => {
                     topic_reason = Some(reason);
                 }
-                // A missing topic that is only in `others` is created when its first record is
-                // sent.
+                // Don't treat a missing topic in `others` as unusable if Walpost creates missing
+                // topics: the topic is created before its first record is sent.
                 TopicState::Unusable(UnusableReason::Missing) if self.topics.creates() => {}
                 TopicState::Unusable(reason) => other_reasons.push((name, reason)),
                 TopicState::Usable | TopicState::NotReady => {}

@@ -97,7 +97,7 @@ impl std::str::FromStr for CreateTopics {
     }
 }
 
-/// Looks up topics, and creates them if configured to.
+/// Looks up topics and, if configured to do so, creates missing topics.
 #[derive(Clone)]
 pub(crate) struct Topics {
     config: ClientConfig,
@@ -430,8 +430,8 @@ impl Creation {
             all.extend(others.map(|name| create.new_topic(name)));
             let is_alone = all.len() == 1;
             let result = match topics.create_topics(all).await {
-                // The additional topics may have caused the failure. The next request contains only
-                // this topic.
+                // The additional topics may have caused the failure, so the next request does not
+                // contain them.
                 Err(error) if !is_alone => CreatedTopic::NotNow(error.to_string()),
                 result => {
                     let (result, refused) = result?;

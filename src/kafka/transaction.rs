@@ -174,9 +174,9 @@ impl Checkpoints {
         match timeout(CALL_TIMEOUT, &mut fenced).await {
             Ok(fenced) => fenced?,
             Err(_) => {
-                // While the readers are unused, their events are not processed, so they can't
-                // recover from an outage or a password change. Discard them: `read` creates new
-                // readers.
+                // While the consumers are unused, their events are not processed, so the consumers
+                // can't recover from an outage or a password change. Discard the consumers: `read`
+                // creates new ones.
                 readers = None;
                 fenced.await?;
             }
@@ -602,8 +602,8 @@ fn begin_transaction(producer: &BaseProducer<Context>) -> Result<(), SinkError> 
     )
 }
 
-/// Returns the error for a session that ended while a call was in progress. The pipeline's next
-/// producer fences this producer, which aborts the open transaction.
+/// Returns the error for a librdkafka call that can't be completed because the pipeline's session
+/// has ended. The pipeline's next producer fences this producer, which aborts the open transaction.
 fn abandoned() -> SinkError {
     SinkError::Broken("the session ended before the Kafka transaction was committed".to_owned())
 }

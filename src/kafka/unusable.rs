@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// How long a response is kept: at least this long, and at most twice as long.
 const RESPONSE_LIFETIME: Duration = Duration::from_secs(5);
-/// Maximum number of responses in each of `recent` and `earlier`.
+/// Maximum number of responses kept in each of the two maps `recent` and `earlier`.
 const RESPONSES_MAX: usize = 5000;
 /// How long brokers must report that a topic is missing before Walpost treats it as missing. Some
 /// brokers may not have received the metadata of a topic that was just created.

@@ -42,7 +42,7 @@ pub struct DroppedSlot {
     /// The first transaction whose rows may be missing. If `None`, any row may be missing.
     #[serde(skip)]
     pub(crate) since: Option<u64>,
-    /// The cluster that assigned the transaction IDs.
+    /// The system identifier of the cluster to which the transaction ID in `since` belongs.
     #[serde(skip)]
     pub(crate) cluster: Option<String>,
 }

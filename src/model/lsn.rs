@@ -105,7 +105,7 @@ impl Position {
         Self { commit, ..self }
     }
 
-    /// Returns the printed form without allocating.
+    /// Returns the position as text, without allocating memory.
     #[must_use]
     pub fn text(self) -> [u8; Self::TEXT_LEN] {
         let mut out = *b"00000000/00000000:0000000000";

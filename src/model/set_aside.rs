@@ -26,8 +26,8 @@ pub struct SetAside {
     /// finished.
     #[serde(skip)]
     pub(crate) replayed: Option<Replayed>,
-    /// The LSN from which delivery resumed: rows with a commit LSN at or after this LSN are delivered. `None` while the
-    /// entry is open.
+    /// The LSN from which delivery resumed: rows with a commit LSN at or after this LSN are
+    /// delivered. `None` until a later journal entry closes this entry.
     #[serde(skip)]
     pub(crate) until: Option<Lsn>,
     /// The first transaction whose rows may be missing; `None` if any row may be missing.

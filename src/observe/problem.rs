@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use crate::model::commands::Commands;
 use crate::model::vitals::Vitals;
 
-/// A warning is issued if less than 1/`DANGER_PARTS` of the slot's WAL limit remains.
+/// A slot is reported as being in danger if less than 1/`DANGER_PARTS` of its WAL limit remains.
 const DANGER_PARTS: u64 = 4;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The severity of a problem, as used by the alerts.
+/// The severity of a problem. The Prometheus alerts use the same levels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
@@ -58,7 +58,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds.
+    /// All kinds of problems.
     pub const ALL: [Self; 11] = [
         Self::NotStreaming,
         Self::EventLoopStalled,
@@ -73,7 +73,7 @@ impl Kind {
         Self::RowsLeftOut,
     ];
 
-    /// Returns the name used in metrics, logs and JSON.
+    /// Returns the name of this kind of problem in metrics, logs and JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -91,7 +91,7 @@ impl Kind {
         }
     }
 
-    /// Returns the severity that the alerts use.
+    /// Returns the severity of problems of this kind.
     #[must_use]
     pub fn severity(self) -> Severity {
         match self {

@@ -49,7 +49,7 @@ pub struct Summary {
     /// A number for sorting pipelines. Pipelines with more severe problems have lower numbers and
     /// are displayed first.
     pub rank: u8,
-    /// The reasons, most severe first.
+    /// The reasons why the pipeline is not healthy, most severe first.
     pub reasons: Vec<Reason>,
 }
 

@@ -359,9 +359,9 @@ fn event_loop_stalled(facts: &Facts<'_>) -> Verdict {
             Kind::EventLoopStalled,
             &NotReady::EventLoopStalled(totals.since_last_iteration),
         )),
-        // Only the event loop changes the state, so the loop is running again. If the problem were
-        // kept while the pipeline reconnects, systemd would kill the process because of an
-        // unreachable server.
+        // Only the event loop changes the state, so the loop is running again. If the loop still
+        // counted as stalled while the pipeline reconnects, systemd would kill the process because
+        // of an unreachable server.
         State::Streaming | State::Starting | State::Reconnecting => Verdict::Fine,
         State::StandingBy | State::Halted | State::Draining | State::Stopped => {
             Verdict::NotApplicable
@@ -379,7 +379,7 @@ fn delivery_stuck(facts: &Facts<'_>) -> Verdict {
     }
     let stuck = |reason: &NotReady| unready(Kind::DeliveryStuck, reason);
     match &lifecycle.kafka_down {
-        // The producer logs this problem.
+        // The producer already logs that Kafka is unreachable.
         Some(reason) => Verdict::LoggedElsewhere(stuck(&NotReady::KafkaDown(
             reason.clone(),
             totals.in_flight,

@@ -53,7 +53,8 @@ pub(super) struct ConfirmationGate {
 struct WriteRequests {
     wanted: watch::Sender<Lsn>,
     written: watch::Receiver<Lsn>,
-    /// The last position requested, if its write is not yet known to have finished.
+    /// The last position that the writer was asked to write, if the write is not yet known to have
+    /// finished.
     pending: Option<Confirmed>,
     requested_at: Instant,
     /// The last position known to be written, which is the highest position that may be confirmed.
@@ -67,8 +68,8 @@ struct WriteRequests {
     is_requested: bool,
 }
 
-/// The gate's counterpart in the task that writes to `walpost.slot_state`: receives the positions
-/// to write, and reports which ones have been written.
+/// The counterpart of [`ConfirmationGate`] in the task that writes to `walpost.slot_state`:
+/// receives the positions to write, and reports which ones have been written.
 pub(super) struct SlotStateWriter {
     pub(super) slot: SlotIdentity,
     wanted: watch::Receiver<Lsn>,

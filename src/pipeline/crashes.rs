@@ -16,7 +16,7 @@ const CRASHES_MAX: u32 = 3;
 #[derive(Debug, Default)]
 pub(crate) struct Crashes {
     starts: Option<ServerStarts>,
-    /// Whether the slot may have been read since the last check.
+    /// Whether the slot may have been read since the last call to [`Crashes::check`].
     has_read: bool,
     count: u32,
     /// The highest position that the stream has reached.

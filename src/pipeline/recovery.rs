@@ -224,8 +224,8 @@ fn dial_remedy(error: &DialError) -> Remedy {
         | DialError::Io { .. }
         // The password command may depend on a service that is temporarily unavailable.
         | DialError::PasswordCommand { .. }
-        // An administrator may change the file's permissions while Walpost runs, which must not
-        // halt the pipeline.
+        // An administrator may change the permissions of a certificate or key file while Walpost
+        // runs, which must not halt the pipeline.
         | DialError::UntrustedFile { .. }
         // The error may be temporary: while PostgreSQL is down, a process of another user may be
         // able to listen at PostgreSQL's socket path.

@@ -89,7 +89,8 @@ pub(super) struct Session<'s> {
     pace: Pace,
     /// The copy of older rows that precedes the stream; `None` once all of its rows are durable.
     copying: Option<Copying>,
-    /// Whether the log already contains a message that a restart has to wait for the copy.
+    /// Whether a message has been logged stating that a restart has to wait until the copy is
+    /// complete.
     has_announced_restart: bool,
     /// Tracks the tables that are set aside (not delivered because of an error).
     tables: TableWatch,
@@ -478,7 +479,8 @@ impl Session<'_> {
             .is_some_and(TransactionCommitter::is_committing)
     }
 
-    /// Returns whether the session has confirmed a position above its starting position.
+    /// Returns whether the session has confirmed a position above the position at which its stream
+    /// started.
     pub(super) fn has_progressed(&self) -> bool {
         self.reported
             .is_some_and(|reported| reported.lsn() > self.resume)
@@ -503,8 +505,8 @@ async fn commit_result(
 }
 
 impl Wait {
-    /// Waits for the required topic, table or journal entry. Never completes for [`Wait::Nothing`]
-    /// and [`Wait::Room`].
+    /// Waits for the topic, the table description or the journal entry that the session requires in
+    /// order to continue. Never completes for [`Wait::Nothing`] and [`Wait::Room`].
     async fn wait(&mut self) -> Result<WaitResult<'_>, PipelineError> {
         match self {
             Self::Topic(topic, preparation) => Ok(match preparation.await {

@@ -161,9 +161,9 @@ impl PipelineSettings {
     }
 
     /// Returns the dead-letter topic if an event becomes a dead letter when its topic can't be
-    /// used. Returns `None` if the settings don't allow dead letters for such events, or if the
-    /// topic's name is fixed in the configuration. In the latter case, the operator must create the
-    /// topic.
+    /// used. Returns `None` if the settings don't allow dead letters for such events. Also returns
+    /// `None` if all events have the same topic, whose name is fixed in the configuration, because
+    /// the operator must then create that topic.
     fn dead_letter_topic_for_unusable(&self) -> Option<&str> {
         let is_chosen_by_row = self.outbox.topic.constant().is_none();
         let sends_dead_letters = self.dead_letters.unroutable == Undeliverable::DeadLetter;
@@ -191,8 +191,8 @@ impl PipelineSettings {
         }
     }
 
-    /// Returns whether the pipeline may run despite the problem. This is the case if the problem
-    /// concerns only tables that will be set aside when one of their rows arrives.
+    /// Returns whether the pipeline may run despite `problem`. This is the case if it concerns only
+    /// tables that will be set aside when one of their rows arrives.
     #[must_use]
     pub(crate) fn tolerates(&self, problem: &Problem) -> bool {
         self.sets_tables_aside() && matches!(problem, Problem::OtherTables { .. })

@@ -4,12 +4,13 @@
 //! error handling, the session, the replication protocol, the core, the watermark and the
 //! checkpoints. A seed determines which transactions are committed and which faults occur.
 //! Connections are cut at arbitrary bytes. Walpost and PostgreSQL crash, failovers lose commits,
-//! and Kafka has outages. Deliveries and commits fail, or their responses are lost. Links are too
-//! slow for the window. Instances freeze for so long that they are considered dead, and then
-//! continue. The database is restored from a backup, or the slot is re-created. The brokers reject
-//! batches because of a single record or because of the batch's size. Some events can't be
-//! delivered and become dead letters, and some outboxes have rows that are older than the slot.
-//! Invariants are checked during the run and at its end.
+//! and Kafka has outages. Deliveries and commits fail, or their responses are lost. Some networks
+//! are too slow to transfer all records in flight before the Kafka transaction times out. Instances
+//! freeze for so long that they are considered dead, and then continue. The database is restored
+//! from a backup, or the slot is re-created. The brokers reject batches because of a single record
+//! or because of the batch's size. Some events can't be delivered and become dead letters, and some
+//! outboxes have rows that are older than the slot. Invariants are checked during the run and at
+//! its end.
 //!
 //! `./dev sim --seed 42` repeats the run with one seed, and `./dev sim --seeds 100000 --from 5000`
 //! runs more seeds.
@@ -82,8 +83,8 @@ const RUN_TIMEOUT: Duration = Duration::from_secs(3600);
 #[derive(Clone)]
 struct SimDatabase {
     shared: Shared,
-    /// The server's incarnation when this connection was opened; if it has changed, the connection
-    /// is cut.
+    /// The server's incarnation when this connection was opened. If the incarnation has changed
+    /// since then, the server has terminated the connection.
     incarnation: u64,
 }
 
@@ -111,7 +112,7 @@ impl SimDatabase {
     }
 }
 
-/// admin_shutdown
+/// Returns the error of a server that is shutting down (SQLSTATE admin_shutdown).
 fn shutdown() -> CatalogError {
     CatalogError::Server(Box::new(ServerError {
         code: "57P01".to_owned(),
@@ -714,7 +715,7 @@ impl Simulation {
 /// for the same seed.
 struct Rewind {
     dice: fastrand::Rng,
-    /// The backup is made before the fault with this number.
+    /// The number of the fault before which the backup is made.
     backed_up_before: usize,
     recreates_slot: bool,
     is_down: bool,

@@ -55,7 +55,7 @@ enum Decision {
     Stream,
     /// No rows have to be copied. Contains the reason, which must be recorded in the journal.
     Settled(&'static str),
-    /// The rows have to be copied.
+    /// The older rows have to be copied.
     Copy,
 }
 
@@ -102,7 +102,7 @@ pub(super) enum Planned {
     /// No rows have to be copied, and a journal entry that states this must be written once the
     /// slot has been acquired.
     Settled(Settlement),
-    /// The rows have to be copied.
+    /// The older rows have to be copied.
     Copy(Box<Plan>),
 }
 
@@ -220,7 +220,8 @@ pub(super) async fn plan(
                 .collect()
         }
     };
-    // The key is needed only to resume the copy, which requires checkpoints.
+    // The key columns are needed only to resume an interrupted copy, and resuming requires a
+    // checkpoint.
     let key: Vec<_> = match delivered {
         Some(_) => {
             let kinds = columns.into_iter();
@@ -740,7 +741,8 @@ impl Snapshot {
             return Err(CatalogError::TableChanged(self.plan.name).into());
         }
         let statement = self.plan.statement(&locked).await?;
-        // The server responds once it has planned the statement.
+        // `copy_out` waits for the server's response, which arrives once the server has planned the
+        // statement.
         let process = self.connection.server_process().await?;
         let planned = self.connection.copy_out(&statement);
         locked.until_planned_by(&process, planned).await??;

@@ -27,8 +27,9 @@ use crate::postgres::wire::pgoutput::{LogicalHead, Message, RowHead};
 
 /// How long to wait for the server to report why it aborted the stream.
 const REASON_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long to search for the table of a row that can't be sent. The table is only named in the
-/// error, so the pipeline halts without it if the server takes longer to decode the transaction.
+/// How long to search for the table of a row that can't be sent. The table is needed only for the
+/// error message, so if the server takes longer to decode the transaction, the pipeline halts with
+/// a message that does not name the table.
 const TABLE_SEARCH_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns the error with which the server aborted the stream before any data was processed, or
@@ -67,7 +68,7 @@ pub(super) async fn confirm_preceding_events(
     let advance = async {
         let catalog = database.catalog().await?;
         let observed = catalog.observe(&settings.target).await?;
-        // On another server, such as a promoted standby, the position would be meaningless.
+        // The last confirmed position has no meaning on another server, such as a promoted standby.
         let is_same_server = observed.starts.postmaster == session_state.postmaster_start();
         match observed.slot {
             Some(slot) if is_same_server && slot.confirmed < to => {
@@ -107,8 +108,8 @@ pub(super) async fn with_table(
     else {
         return error;
     };
-    // The transaction is read again, which can take minutes. Until the state changes, the watchdog
-    // expects the event loop to run.
+    // The server decodes the transaction again, which can take minutes. Leave the Streaming state,
+    // in which the watchdog expects the event loop to run.
     stats.entered(State::Reconnecting);
     let find_table = find_table(settings, database, *at, *cause);
     tokio::select! {
@@ -254,8 +255,8 @@ mod tests {
         }
     }
 
-    /// Searches a database that does not respond, after `order` was sent. Returns how long the
-    /// search took.
+    /// Searches for the table of a row in a database that does not respond, after `order` was sent
+    /// to the pipeline. Returns how long the search took.
     async fn search_silent_database(order: Order) -> Duration {
         let settings = sim::settings(false, false, &mut fastrand::Rng::with_seed(1));
         let stats = PipelineStats::default();

@@ -589,8 +589,8 @@ impl Catalog {
         .await
     }
 
-    /// Returns whether a query returns any rows. `from` is the part of the query that starts with
-    /// FROM.
+    /// Returns whether a query returns any rows. `from` is the rest of the query, starting with the
+    /// keyword FROM.
     pub(super) async fn has_rows(
         &self,
         from: &str,

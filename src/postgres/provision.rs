@@ -31,14 +31,15 @@ const FAILOVER_SINCE: i32 = 170_000;
 /// creates the same objects concurrently.
 const ATTEMPTS: u32 = 5;
 
-/// The objects to create.
+/// The database objects to create, and how to create them.
 #[derive(Clone, Debug)]
 pub(crate) struct Provision {
     /// The pipeline's name.
     pub pipeline: String,
     /// Whether the pipeline is defined by an operator or by a row of a query's result.
     pub defined_by: DefinedBy,
-    /// Whether the pipeline may use the slot even if it belongs to another pipeline.
+    /// Whether the pipeline is allowed to use the slot even if the slot belongs to another
+    /// pipeline.
     pub takes_slot: bool,
     /// The outbox, publication and slot.
     pub target: Target,
@@ -48,7 +49,7 @@ pub(crate) struct Provision {
     pub role: Option<String>,
     /// The role that will own the table, or `None` for the current role.
     pub owner: Option<String>,
-    /// The roles that may send events.
+    /// The roles that will be allowed to send events.
     pub writers: Vec<String>,
     /// Whether to create a failover slot. `None` creates one if the server supports failover slots.
     pub failover: Option<bool>,
@@ -78,11 +79,11 @@ pub(crate) struct Scripts {
 pub(crate) struct Script {
     /// The object that the step creates.
     pub makes: String,
-    /// The statements.
+    /// The SQL statements of the step.
     pub sql: String,
 }
 
-/// The failure of a step.
+/// The error that [`Provision::apply`] returns if a step fails.
 #[derive(Debug, thiserror::Error)]
 #[error("{step}: {reason}")]
 pub(crate) struct ProvisionError {
@@ -376,8 +377,8 @@ impl Provision {
         }
     }
 
-    /// Records that rows may be published under the table's current name, which the operator
-    /// specified. The table may have been renamed.
+    /// Records that the table's rows are allowed to be published under its current name, which the
+    /// operator specified. The table was possibly renamed.
     async fn accept_name(&self, catalog: &Catalog) -> Result<(), CatalogError> {
         let Outbox::OneOf { table, .. } = &self.target.outbox else {
             return Ok(());
@@ -463,8 +464,9 @@ impl Provision {
         }
     }
 
-    /// Records an existing slot, unless it has already been recorded. The slot may have been
-    /// created manually, or by an `init` that failed before it recorded the slot.
+    /// If events before the position of an existing slot may be missing, records these events and
+    /// the slot. The slot may have been created manually, or by an `init` that failed before it
+    /// recorded the slot.
     async fn record_other_history(&self, catalog: &Catalog) -> Result<(), CatalogError> {
         let Some(slot) = catalog.slot(&self.target.slot).await? else {
             return Ok(());
@@ -801,7 +803,7 @@ mod tests {
             // This file contains a condition for queries on the journal. The queries themselves are
             // in catalog/journal.rs.
             "catalog/drop_slot.rs",
-            // An error message.
+            // This file contains the searched text only in an error message.
             "src/replay.rs",
         ];
         let mut statements = 0;
@@ -867,8 +869,8 @@ mod tests {
         }
     }
 
-    /// Only `table_guard` may read a table's rows. Exceptions are listed with the reason why they
-    /// are safe.
+    /// Only the module `table_guard` is allowed to read a table's rows. Exceptions are listed with
+    /// the reason why they are safe.
     #[test]
     fn statements_use_a_table_only_after_it_has_been_checked() {
         // In these files, errors and warnings contain statements that an administrator can run.

@@ -25,8 +25,8 @@ const FAILOVER: &str = ", failover => true";
 /// Default maximum size of an event in a new outbox. The SQL files contain the same default.
 pub(super) const MAX_EVENT_BYTES: u64 = 990_000;
 
-/// The values of the variables in a file. A variable without a value is not replaced, so that the
-/// server reports a syntax error.
+/// The values of the variables in a file. A variable without a value is not replaced, which makes
+/// the server report a syntax error.
 #[derive(Clone, Copy)]
 pub(super) struct Variables<'v> {
     pub(super) pipeline: &'v str,

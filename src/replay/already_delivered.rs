@@ -49,7 +49,7 @@ impl<'s> OpenEntries<'s> {
         })
     }
 
-    /// Describes, for each entry, which events may be missing, and why.
+    /// Describes, for each journal entry, which events may be missing, and why.
     pub(crate) fn describe(&self) -> impl Iterator<Item = String> {
         let line = |entry: &DroppedSlot| format!("{}: {}", entry.describe(), entry.cause());
         self.entries.iter().map(line)

@@ -18,9 +18,9 @@ use crate::retention;
 const OPEN_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Returns the open journal entries, and the SQL condition for rows that may be missing. The
-/// condition is empty if any row may be missing. Every row that the current slot will not deliver
-/// is visible in a snapshot taken after this call.
+/// Returns the open journal entries about dropped slots, and the SQL condition for rows that may be
+/// missing. The condition is empty if all rows may be missing. Every row that the current slot will
+/// not deliver is visible in a snapshot taken after this call.
 pub(super) async fn rows(
     settings: &PipelineSettings,
     table: &TableName,
@@ -95,8 +95,8 @@ pub(super) fn expect_dropped(
     }
 }
 
-/// Returns the open entries about the table. Other entries can exist, because the slot may
-/// previously have delivered other tables.
+/// Returns the open journal entries about the table. The slot can also have entries about other
+/// tables, which it previously delivered.
 async fn open_entries(
     settings: &PipelineSettings,
     table: &TableName,

@@ -147,7 +147,7 @@ struct Search {
     position: Position,
 }
 
-/// A record whose header contains the position.
+/// A record whose header contains the requested position.
 #[derive(Debug, PartialEq, Eq)]
 struct FoundRecord {
     id: String,
@@ -174,13 +174,13 @@ impl fmt::Display for FoundRecord {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct FoundRecords {
     first: Option<FoundRecord>,
-    /// The first of the other records: those whose ID differs from that of `first`.
+    /// The first record whose ID differs from that of `first`.
     other: Option<FoundRecord>,
 }
 
 impl FoundRecords {
-    /// Adds a record. Returns `Break` if the result can't change any more, because records have
-    /// different IDs.
+    /// Adds a record. Returns `Break` once records with different IDs have been found, because
+    /// further records can't change the result.
     fn add(&mut self, record: FoundRecord) -> ControlFlow<()> {
         match &self.first {
             None => self.first = Some(record),

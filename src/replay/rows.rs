@@ -1,4 +1,4 @@
-//! Reads the rows of a run. The table is locked while each statement is composed.
+//! Reads the rows of a replay. The table is locked while each statement is composed.
 
 use super::{ReplayError, ReplayPlan, key_values};
 use crate::postgres::catalog::copy::{Query, RowReader};
@@ -18,7 +18,7 @@ impl ReplayPlan<'_> {
             .await
     }
 
-    /// Returns the SQL condition for the rows of the run.
+    /// Returns the SQL condition for the rows of the replay.
     fn rows_condition(&self, order: &RowOrder<'_>) -> String {
         match &self.planned.selected() {
             Some(selected) if self.recorded_rows.is_empty() => selected.sql(order),
@@ -30,8 +30,8 @@ impl ReplayPlan<'_> {
     fn condition(&self, order: &RowOrder<'_>) -> String {
         let mut all = vec![self.rows_condition(order)];
         all.retain(|condition| !condition.is_empty());
-        // A resumed run uses a later snapshot than the original run, so stop at the original run's
-        // last row.
+        // A resumed replay reads a later snapshot than the original process did, so stop at the row
+        // that was the last one when the replay was started.
         if let (Some(until), true) = (&self.planned.until, self.is_resumed) {
             all.push(order.compared("<=", until));
         }

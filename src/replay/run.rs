@@ -1,4 +1,4 @@
-//! Reads and writes the journal entries about a run: its start, its progress and its end.
+//! Reads and writes the journal entries about a replay: its start, its progress and its end.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,29 +15,30 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::journal::Action;
 use crate::postgres::catalog::{AdvisoryLockHolder, Catalog, CatalogError};
 
-/// How long to wait for the server to detect that the process of an earlier run has ended.
+/// How long to wait for the server to detect that an earlier process of the replay has ended.
 const DEAD_RUN_TIMEOUT: Duration = Duration::from_secs(3);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The contents of a journal entry about a run.
+/// The contents of a journal entry about a replay.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct RunNote {
     pub(super) run: Uuid,
     pub(super) state: RunState,
     /// The number of rows that Kafka has acknowledged.
     pub(super) sent: u64,
-    /// The rows of the run. Present only in the entry that is written when the run starts.
+    /// The rows of the replay. Present only in the entry that is written when the replay starts.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) plan: Option<PlannedRows>,
-    /// The key of a row. Kafka has acknowledged this row and all rows before it.
+    /// The key of a row. Kafka has acknowledged this row and all rows that precede it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) last: Option<Vec<String>>,
-    /// The IDs of the dropped-slot entries that the run closes. Present only in the entry that is
-    /// written when the run ends.
+    /// The IDs of the journal entries about dropped slots that the replay closes. Present only in
+    /// the entry that is written when the replay ends.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) dropped_slots: Vec<i64>,
-    /// The IDs of the journal entries about setting aside the table whose rows this run has sent.
-    /// Present only in the entry that is written when the run ends.
+    /// The IDs of the journal entries that record that the table was set aside. The replay has sent
+    /// the rows that these entries cover. Present only in the entry that is written when the replay
+    /// ends.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) set_aside: Vec<i64>,
     /// See [`SentRows::snapshot_xmin`].
@@ -45,7 +46,8 @@ pub(super) struct RunNote {
     pub(super) snapshot_xmin: Option<String>,
 }
 
-/// The limits below which a run has sent all rows of a set-aside table when the run ends.
+/// The rows of a set-aside table that have been sent when a replay ends, identified by an LSN and a
+/// transaction ID.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SentRows {
     /// All rows with a commit LSN lower than this have been sent.
@@ -63,9 +65,9 @@ pub(super) enum RunState {
     Done,
 }
 
-/// The rows of a run, as recorded when the run starts. Any role that can add entries to the journal
-/// may have written the entry, so the role that resumes the run uses only values from the entry,
-/// and never runs SQL from it.
+/// The rows of a replay, as recorded when the replay starts. Any role that can add entries to the
+/// journal may have written the entry, so the role that resumes the replay uses only values from
+/// the entry, and never runs SQL from it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PlannedRows {
     pub(super) table: String,
@@ -74,17 +76,17 @@ pub(super) struct PlannedRows {
     pub(super) selected: Option<Selected>,
     /// The columns by which rows are ordered.
     pub(super) order: Vec<String>,
-    /// The key of the last row.
+    /// The key of the last row of the replay.
     pub(super) until: Option<Vec<String>>,
     pub(super) topic: String,
     pub(super) rows: u64,
     /// The IDs of journal entries about dropped slots.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) dropped_slots: Vec<i64>,
-    /// The IDs of the journal entries about setting the table aside.
+    /// The IDs of the journal entries that record that the table was set aside.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) set_aside: Vec<i64>,
-    /// The limits below which all rows of a set-aside table have been sent when the run ends.
+    /// The rows of a set-aside table that have been sent when the replay ends.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) sent_rows: Option<SentRows>,
 }
@@ -92,8 +94,8 @@ pub(super) struct PlannedRows {
 impl PlannedRows {
     /// Returns the selection of rows, or `None` if the journal entry does not contain a selection.
     pub(super) fn selected(&self) -> Option<Selected> {
-        // If the run is for dropped slots or a set-aside table, the journal entries determine the
-        // rows, so the selection is empty.
+        // If the replay is for dropped slots or a set-aside table, the journal entries determine
+        // the rows, so the selection is empty.
         if !self.dropped_slots.is_empty() || !self.set_aside.is_empty() {
             return Some(Selected::default());
         }
@@ -101,9 +103,9 @@ impl PlannedRows {
     }
 }
 
-/// A run as recorded in the journal.
+/// A replay as recorded in the journal.
 pub(super) struct RecordedRun {
-    /// The journal entry that was written when the run started.
+    /// The journal entry that was written when the replay started.
     pub(super) entry: EntryId,
     pub(super) begun: Begun,
     pub(super) planned: PlannedRows,
@@ -120,21 +122,21 @@ impl EntryId {
     }
 }
 
-/// The role that started a run, and the start time.
+/// The role that started a replay, and the start time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Begun {
     /// The role, as recorded by the server.
     pub by_role: String,
     /// The time, as formatted by the server.
     pub at: String,
-    /// Whether the role of the current session started the run.
+    /// Whether the role of the current session started the replay.
     pub is_ours: bool,
 }
 
 impl RecordedRun {
-    /// Finds the run in the journal. Uses only entries written by the role that started the run or
-    /// by this session's role, so that other roles that can add entries to the journal can't change
-    /// the rows that a run sends, or make the run look complete.
+    /// Finds the replay in the journal. Uses only entries written by the role that started the
+    /// replay or by this session's role, so that other roles that can add entries to the journal
+    /// can't change the rows that a replay sends, or make the replay look complete.
     pub(super) async fn find(
         writer: &Catalog,
         settings: &PipelineSettings,
@@ -198,17 +200,17 @@ impl RecordedRun {
 }
 
 /// Acquires a lock that prevents other processes from running the same replay while the connection
-/// exists. Must be called before the journal is queried about the run, because another process may
-/// finish the run before the lock is acquired.
+/// exists. Must be called before the journal is queried about the replay, because another process
+/// may finish the replay before the lock is acquired.
 pub(super) async fn lock(writer: &Catalog, run: Uuid) -> Result<(), ReplayError> {
     let name = format!("walpost replay {run}");
     let locked = try_lock(writer, &name).await?;
     locked.map_err(|holder| ReplayError::Running { run, holder })
 }
 
-/// Acquires a lock that prevents other runs from sending the events that `flag` selects for the
+/// Acquires a lock that prevents other replays from sending the events that `flag` selects for the
 /// slot while the connection exists. Must be called before the journal is queried for open entries,
-/// because another run may close entries before the lock is acquired.
+/// because another replay may close entries before the lock is acquired.
 pub(super) async fn lock_entries(
     writer: &Catalog,
     slot: &str,

@@ -20,8 +20,8 @@ use crate::pipeline::decode::delivery::Delivery;
 use crate::postgres::catalog::copy::CopiedRow;
 use crate::sink::Sink;
 
-/// Maximum interval between journal entries about the progress. The first entries are written at
-/// shorter intervals.
+/// Maximum interval between journal entries about the progress of a replay. The first entries are
+/// written at shorter intervals.
 const JOURNAL_INTERVAL: Duration = Duration::from_secs(10);
 const FIRST_JOURNAL_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the key of the most recently sent row is saved. The journal can record a saved key
@@ -29,11 +29,11 @@ const FIRST_JOURNAL_INTERVAL: Duration = Duration::from_secs(1);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// How often the sink performs maintenance while the sender waits.
 const SINK_MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum burst after a run has fallen behind its rate. At most the rows that are due in this
-/// period are sent at once.
+/// Limits how many rows are sent at once after a replay has fallen behind its rate: at most the
+/// rows that are due in a period of this length.
 const CATCH_UP_LIMIT: Duration = Duration::from_millis(100);
 
-/// Sends the rows of a run.
+/// Sends the rows of a replay.
 pub(super) struct Sender<'p, S, F> {
     plan: &'p ReplayPlan<'p>,
     sink: &'p mut S,
@@ -119,7 +119,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
     }
 
     /// Waits until Kafka has acknowledged the rows in flight, but no longer than the drain timeout.
-    /// Rows that are not acknowledged within this time are resent when the run is resumed.
+    /// Rows that are not acknowledged within this time are resent when the replay is resumed.
     pub(super) async fn settle(&mut self) {
         let limit = self.plan.settings.drain_timeout;
         let (_never, mut stop) = watch::channel(false);
@@ -127,7 +127,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
             self.marks
                 .push_back((self.accepted, self.latest_key.clone()));
         }
-        // Ignore errors, because the caller already has the error that caused the run to fail.
+        // Ignore errors, because the caller already has the error that caused the replay to fail.
         let _ = timeout(limit, self.wait_until_empty(&mut stop)).await;
         self.update_sent();
     }
@@ -163,7 +163,8 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
                         error,
                     })?;
                 }
-                // `NewTable` and `SetAside` are returned only for frames from the stream.
+                // `NewTable` and `SetAside` are returned only for frames from the replication
+                // stream.
                 Step::NewTable(_) | Step::SetAside(_) => return Err(OrderError::Stray.into()),
             }
         }
@@ -272,7 +273,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
 }
 
 /// Waits until the window may have space for another record, until the sink is due for maintenance,
-/// or until the run is asked to stop.
+/// or until the replay is asked to stop.
 async fn wait_for_space(
     watermark: &Watermark,
     sink: &mut impl Sink,
@@ -297,7 +298,7 @@ fn check_failure(watermark: &Watermark) -> Result<(), ReplayError> {
 }
 
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // If the channel's sender was dropped, the run can no longer be asked to stop, so wait
+    // If the channel's sender was dropped, the replay can no longer be asked to stop, so wait
     // indefinitely.
     if stop.wait_for(|stop| *stop).await.is_err() {
         std::future::pending().await

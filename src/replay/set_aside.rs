@@ -1,7 +1,7 @@
 //! Determines which rows of a table that is set aside may be missing, and whether the stream
 //! delivers later rows.
 //!
-//! A run sends every row that was committed before a certain LSN. The stream resumes delivery at
+//! A replay sends every row that was committed before a certain LSN. The stream resumes delivery at
 //! this LSN if no row with a higher commit LSN was omitted. The pipeline makes this decision,
 //! because it keeps track of the rows that it has omitted.
 
@@ -23,12 +23,12 @@ use crate::retention;
 const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The state of the table after a run.
+/// The state of a set-aside table after a replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SetAsideOutcome {
     /// The stream has resumed delivery of the table's rows.
     Resumed,
-    /// The pipeline has not recorded its decision yet.
+    /// The pipeline has not yet recorded whether it resumes delivery of the table.
     Pending,
     /// The table remains set aside, for the given reason.
     Missed(String),
@@ -112,8 +112,8 @@ pub(super) async fn condition(
     Ok(Some(missing_condition(catalog, &open).await?))
 }
 
-/// Waits until the pipeline has recorded whether it will resume delivery after a run for these
-/// entries.
+/// Waits until the pipeline has recorded whether it resumes delivery of the table after the replay
+/// that covers these journal entries.
 pub(super) async fn hand_over(
     settings: &PipelineSettings,
     catalog: &Catalog,

@@ -79,7 +79,8 @@ struct Entry<D> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Running,
-    /// The pipeline is draining. This step is performed once the pipeline has ended.
+    /// The pipeline is draining. Once the pipeline has ended, the contained [`NextStep`] is
+    /// performed.
     Draining(NextStep),
     /// The pipeline has ended, on its own or on request.
     Ended(EndCause),
@@ -529,8 +530,8 @@ fn spawn(
             Err(reason) => {
                 let reason = reason.message(&settings.target.commands);
                 error!(pipeline = settings.name, "halted: {reason}");
-                // Record the halt before dropping the report, because the process may exit once the
-                // report is dropped.
+                // Record the halt in the database before dropping `report`: the drop notifies the
+                // supervisor that the pipeline has ended, and the process may then exit.
                 if let Ok(runtime) = runtime() {
                     runtime.block_on(record_halt(&settings, &reason));
                     runtime.shutdown_background();
@@ -562,7 +563,8 @@ fn run_one(
     result
 }
 
-/// Runs the pipeline with the sink from its settings, and maintains its tables concurrently.
+/// Runs the pipeline with the sink from its settings, and maintains the pipeline's tables
+/// concurrently.
 async fn run_into_sink(
     settings: &PipelineSettings,
     is_eager: bool,
@@ -647,9 +649,9 @@ impl Drop for Report {
     }
 }
 
-/// Describes the slot of a pipeline that no longer uses it, and how to drop the slot. The row that
-/// defined a pipeline may have named a slot of another pipeline, so for such a pipeline, the text
-/// contains no command.
+/// Describes the slot of a pipeline that no longer uses it, and how to drop the slot. If a row
+/// defined the pipeline, the text contains no command, because the row may have named a slot that
+/// belongs to another pipeline.
 fn describe_kept_slot(settings: &PipelineSettings) -> String {
     let (slot, database) = (&settings.target.slot, settings.postgres.describe());
     match settings.defined_by {

@@ -10,15 +10,15 @@ use crate::model::lsn::Lsn;
 #[derive(Debug)]
 pub(super) struct VerifyContext {
     pub(super) dead_letters: DeadLetters,
-    /// The topics. The topic number in a row is an index into this list.
+    /// The topics. `Row::topic` is an index into this list.
     pub(super) topics: Vec<Topic>,
-    /// The partitions. The partition number in a record is an index into this list.
+    /// The partitions. `Record::place` is an index into this list.
     pub(super) places: Vec<Place>,
     /// Whether only rows in a range of times were selected.
     pub(super) is_range: bool,
     /// All transactions that committed before this LSN were visible when the table was read.
     pub(super) snapshot_before: Lsn,
-    /// Whether all visible rows have been delivered.
+    /// Whether all rows that were visible when the table was read have been delivered.
     pub(super) delivered: End,
     /// The range of transactions whose records must all be in the topics.
     pub(super) complete_range: CompleteRange,

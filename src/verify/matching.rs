@@ -12,7 +12,7 @@ use super::spill::{Contents, Spill, hash};
 /// Maximum number of locations that are reported for a repeated event.
 const REPORTED_LOCATIONS_MAX: usize = 5;
 
-/// A description of a spill that contains the rows and records of events.
+/// A description of a `Spill` that contains the rows and records of events.
 pub(super) const EVENTS: Contents = Contents {
     group: "the rows and records that share an event ID",
     entry_overhead_bytes: 128,
@@ -51,7 +51,7 @@ impl RecordSet {
     }
 }
 
-/// Returns the hash of the event's ID, so that a spill processes all entries of an event together.
+/// Returns the hash of the event's ID. A `Spill` processes entries with the same hash together.
 pub(super) fn part_hash(entry: &[u8]) -> u64 {
     Entry::decode(entry).map_or(0, |entry| hash(entry.id))
 }

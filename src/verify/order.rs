@@ -14,7 +14,7 @@ use crate::model::lsn::{Lsn, Position};
 /// Maximum number of gaps that are reported for a transaction.
 const REPORTED_GAPS_MAX: usize = 20;
 
-/// A description of a spill that contains the events of transactions.
+/// A description of a `Spill` that contains the events of transactions.
 const TRANSACTIONS: Contents = Contents {
     group: "the events of a single transaction",
     entry_overhead_bytes: 64,

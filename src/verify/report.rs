@@ -63,7 +63,7 @@ pub(crate) enum Finding {
     /// A transaction with missing events.
     Gap {
         commit: Lsn,
-        /// The indices of the missing events.
+        /// The indices of the missing events within the transaction.
         #[serde(serialize_with = "as_ranges")]
         missing: Vec<RangeInclusive<u64>>,
     },
@@ -183,7 +183,7 @@ pub(crate) struct Counts {
     pub dead_letters: u64,
     /// Events that have more records in the topics than rows in the table.
     pub repeated: u64,
-    /// Records that, in their partition, follow a record from a later commit.
+    /// Records that follow a record of a later commit in the same partition.
     pub out_of_order: u64,
     /// Transactions with missing events.
     pub gaps: u64,
@@ -191,7 +191,7 @@ pub(crate) struct Counts {
     pub misplaced: u64,
     /// Rows that can't be converted to a record.
     pub unroutable: u64,
-    /// Events that are not in the table although they were committed before it was read.
+    /// Events that are not in the table although they were committed before the table was read.
     pub unexpected: u64,
     /// Events that were committed after the table was read.
     pub newer: u64,

@@ -15,8 +15,8 @@ const FILES_MAX: usize = 64;
 /// for each portion, so larger portions require fewer reads.
 const PORTION_BYTES_MIN: u64 = 1 << 20;
 const PORTION_BYTES_MAX: u64 = 1 << 30;
-/// The memory that all entries with the same hash may use together, even if the memory limit is
-/// lower, so that transactions with millions of events can be processed.
+/// Entries with the same hash are processed together, and can use at least this much memory even if
+/// the memory limit is lower, because a transaction can have millions of events.
 const GROUP_BYTES_MIN: u64 = 512 << 20;
 
 /// Returns an evenly distributed hash. Equal bytes have the same hash as long as the process runs.
@@ -73,7 +73,7 @@ fn with_folder(error: &io::Error) -> io::Error {
     file_error::explained(&format!("temporary file in {}", folder.display()), error)
 }
 
-/// Reads a journal's file from the beginning.
+/// Reads the file of a [`Journal`] from the beginning.
 fn read_through(
     file: &mut SpooledTempFile,
     entries: u64,
@@ -110,7 +110,7 @@ pub(super) struct Contents {
 }
 
 impl Spill {
-    /// Creates a spill that uses `memory` bytes, half for stored entries and half for the entries
+    /// Creates a `Spill` that uses `memory` bytes, half for stored entries and half for the entries
     /// being processed. A portion is split if it exceeds twice its intended size.
     pub(super) fn new(memory: u64, contents: Contents) -> Self {
         let part = memory / 2 / FILES_MAX as u64;
@@ -189,14 +189,15 @@ struct Portion {
     lengths: Vec<usize>,
     /// The memory that the entries require.
     used_bytes: u64,
-    /// Whether the entries exceed the limit. Further entries are ignored.
+    /// Whether the entries in the portion exceed the portion's memory limit. Further entries are
+    /// ignored.
     is_full: bool,
     first_hash: Option<u64>,
     has_several_hashes: bool,
 }
 
 impl Portion {
-    /// Returns whether all entries have this hash.
+    /// Returns whether all entries in the portion have this hash.
     fn contains_only(&self, hash: u64) -> bool {
         !self.has_several_hashes && self.first_hash.is_none_or(|first| first == hash)
     }
@@ -223,8 +224,8 @@ impl Portion {
     }
 }
 
-/// Returns the index of the part for a hash. The upper bits select the part, because the lower bits
-/// select the portion.
+/// Returns the index in `Spill::parts` for a hash. The index consists of the upper bits, because
+/// the lower bits determine to which portion of the part an entry belongs.
 fn part_index(hash: u64) -> usize {
     // The result is less than `FILES_MAX`.
     usize::try_from(hash >> (u64::BITS - FILES_MAX.ilog2())).unwrap_or(0)
@@ -287,7 +288,7 @@ mod tests {
     fn reads_spilled_entries_in_portions_if_they_exceed_the_memory_limit() {
         let mut spill = Spill::new(0, CONTENTS);
         let entry = |number: u32| [&number.to_ne_bytes()[..], &[7; 1000]].concat();
-        // All entries are in the same part.
+        // All entries have the same index in `parts`.
         let same = |entry: &[u8]| numbers(entry) >> 6;
         for number in 0..4000 {
             let entry = entry(number);

@@ -42,7 +42,7 @@ pub(super) struct Plan {
 
 /// The result of reading the table.
 pub(super) struct Read {
-    /// The topics. The topic number in a row is an index into this list.
+    /// The topics. `Row::topic` is an index into this list.
     pub(super) topics: Vec<String>,
     /// See [`Snapshot::before`].
     pub(super) before: Lsn,
@@ -110,7 +110,7 @@ impl Plan {
         })
     }
 
-    /// Reads the current rows.
+    /// Reads the table's current rows.
     pub(super) async fn read(
         &self,
         catalog: &Catalog,

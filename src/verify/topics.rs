@@ -204,7 +204,7 @@ impl FirstRecord {
     }
 }
 
-/// Converts records to entries, and stores them.
+/// Converts Kafka records to entries, and stores these entries.
 struct RecordCollector<'t> {
     id: &'t str,
     entries: &'t mut Spill,

@@ -285,8 +285,8 @@ fn replays_all_rows_if_the_slot_is_dropped_during_the_snapshot(exactly_once: boo
     fixture.init().finish().expect_code(0);
     let fixture = fixture.in_mode(exactly_once);
     // The slot is dropped while no broker is reachable. By then, at-least-once mode has started to
-    // copy the rows. In exactly-once mode, no copy has started, because Walpost must read the
-    // checkpoint first.
+    // copy the rows that are older than the slot. In exactly-once mode, no copy has started,
+    // because Walpost must read the checkpoint first.
     drop_slot(&fixture);
     new_slot(&fixture);
     let walpost = fixture.start();

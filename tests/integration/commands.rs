@@ -459,7 +459,8 @@ fn warns_about_implicit_tombstones_if_a_topic_is_compacted() {
     walpost.terminate().expect_code(0);
 }
 
-/// The producer would accept a record of the maximum size, but the topic would reject it.
+/// The producer accepts records up to a size that is above the topic's limit, so Kafka would reject
+/// the largest of these records.
 #[test]
 fn check_warns_about_a_topic_limit_below_the_maximum_record_size() {
     let fixture = Fixture::new();

@@ -95,8 +95,8 @@ fn writes_an_oversize_event_as_a_dead_letter_without_its_payload(exactly_once: b
         .terminate()
         .expect_code(0)
         .expect_mentions(&["dead letter for row with id 2", "oversize_dead_letters=1"]);
-    // The checker also reads dead letters: their commit positions must be correct, and they must be
-    // in order.
+    // The delivery checker also reads dead letters, which must be in order and have correct commit
+    // positions.
     fixture.check_delivered(&[], fixture.resends(0));
 }
 

@@ -252,7 +252,7 @@ fn in_common(record: &Record) -> Value {
 /// from the producer's clock.
 type Compared = (Value, Option<i64>);
 
-/// Asserts that both programs wrote the same records to each partition, in the same order.
+/// Asserts that Debezium and Walpost wrote the same records to each partition, in the same order.
 fn expect_equal(migration: &Migration<'_>, has_timestamps: bool) {
     let by_partition = |program| {
         let mut found: HashMap<(usize, i32), Vec<Compared>> = HashMap::new();

@@ -1,4 +1,4 @@
-//! After SIGTERM, the process delivers and confirms the events that it has received before it
+//! After SIGTERM, Walpost delivers and confirms the events that it has already received, and then
 //! exits.
 
 use std::time::{Duration, Instant};

@@ -137,7 +137,7 @@ fn loses_no_event_when_postgresql_restarts_under_load() {
 }
 
 /// Walpost must keep the connection open, because PostgreSQL can invalidate a slot that is not in
-/// use. The outage lasts longer than a Kafka transaction may remain open.
+/// use. In this test, Kafka is unavailable for longer than a Kafka transaction may remain open.
 #[test]
 fn keeps_the_postgresql_connection_open_when_kafka_aborts_a_transaction_during_an_outage() {
     let broker = Broker::borrowed();
@@ -186,7 +186,8 @@ fn does_not_confirm_events_before_their_kafka_transaction_commits() {
     assert_eq!(fixture.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
-/// Under heavy load, records are acknowledged long before their transaction is committed.
+/// Under heavy load, records are acknowledged long before the Kafka transaction that contains them
+/// is committed.
 #[test]
 fn confirmed_position_is_never_ahead_of_the_checkpoint() {
     // Uses a separate broker, because on a shared broker, the open transactions of other pipelines
@@ -214,7 +215,7 @@ fn confirmed_position_is_never_ahead_of_the_checkpoint() {
         }
         looks += 1;
         // On a busy machine, each iteration of this loop takes longer. Therefore, keep writing
-        // events until the loop has compared the positions often enough.
+        // events until the loop has compared the slot's position with the checkpoint often enough.
         if looks <= 6 {
             for _ in 0..10 {
                 fixture.db.run(&many);
@@ -469,8 +470,8 @@ fn finds_the_last_checkpoint_even_if_the_leader_initially_reports_an_older_end_o
     };
     copy_slot(&slot, &copy);
     deliver("second");
-    // Moves the slot back to the position that it would have after a crash before the second event
-    // was confirmed.
+    // If the server crashed before it saved that the second event was confirmed, the slot would
+    // return to its earlier position. Imitate such a crash by moving the slot back.
     drop_slot(&slot);
     copy_slot(&copy, &slot);
     drop_slot(&copy);

@@ -42,9 +42,9 @@ fn fixtures(primary: &Server) -> [Fixture<'_>; 2] {
         .session("postgres")
         .run("SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_replication_slots");
     // If the rows of the dropped slots remained in walpost.slot_state, Walpost would report that
-    // another program had moved the new slots. Without the rows, it assumes that `init` created the
-    // new slots. The rows are deleted before the slots are created, because the standby does not
-    // copy slots that are older than this transaction.
+    // another program had moved the new slots. Without the rows, Walpost assumes that `init`
+    // created the new slots. Delete the rows before creating the slots, because the standby does
+    // not copy a slot that is older than the transaction that deletes the rows.
     for fixture in &fixtures {
         fixture.db.run("DELETE FROM walpost.slot_state");
     }

@@ -250,7 +250,7 @@ fn check_reports_that_the_broker_address_belongs_to_another_program() {
     let fixture = Fixture::new();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = other.local_addr().unwrap().port();
-    // The thread runs until the test program exits.
+    // Nothing stops this thread, so it runs until the test program exits.
     thread::spawn(move || {
         for connection in other.incoming() {
             let _ = connection

@@ -102,7 +102,7 @@ fn check_reports_a_missing_slot_that_was_never_read() {
         .run("UPDATE walpost.slot_state SET pipeline = 'renamed'");
     fixture.use_settings(&format!("slot = \"{former}_2\"\n"));
     fixture.init().finish().expect_code(0);
-    // Without --pipeline, because only then are the slots of other pipelines checked.
+    // Omit --pipeline, because with this flag, `check` would ignore the slots of other pipelines.
     let file = fixture.file(&format!("slot = \"{former}_2\"\n"));
     let check = Invocation::new(["check", "--config"]).arg(file).finish();
     check.expect_mentions(&["of pipeline \"renamed\" does not exist", &former]);
@@ -283,7 +283,8 @@ fn retention_keeps_rows_needed_by_the_former_slot_of_a_renamed_pipeline() {
     let remedy = format!("psql -v 'slot={former}' -v publication= -f FILE");
     check().expect_mentions(&[vanished, "sql/teardown.sql", &remedy]);
 
-    // The remedy keeps the publication, which the renamed pipeline uses.
+    // Following the remedy removes what Walpost has recorded about the slot. The publication must
+    // remain, because the renamed pipeline still uses it.
     let teardown = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/teardown.sql");
     let variables = [("slot", former.as_str()), ("publication", "")];
     let output = try_psql_with(&fixture, &fixture.conninfo(), &teardown, &variables);

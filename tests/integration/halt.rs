@@ -133,7 +133,8 @@ fn halts_if_the_slot_has_lost_its_wal(exactly_once: bool) {
     assert_eq!(fixture.records().len(), 1);
 }
 
-/// Calls `meddle`, which changes the slot while Walpost is frozen and no walsender is using it.
+/// Calls `meddle`, which changes the slot while Walpost is frozen and no walsender is using the
+/// slot.
 fn meddle_with_slot(outbox: Outbox, meddle: impl Fn(&Fixture, &str)) {
     let fixture = Fixture::with_outbox(outbox);
     let aggregate = fixture.aggregate(1);

@@ -9,7 +9,8 @@ use crate::support::wait::wait_until;
 
 #[test]
 fn reports_tables_that_inherit_from_the_outbox_until_they_are_removed() {
-    // The watchdog looks for such tables every 30 seconds, so test all versions concurrently.
+    // The watchdog looks for tables that inherit from the outbox once every 30 seconds. To save
+    // time, test all server versions concurrently.
     thread::scope(|scope| {
         for major in MAJORS {
             scope.spawn(move || expect_report_until_removed(major));

@@ -110,7 +110,8 @@ fn rows_inserted_with_only_insert_privilege_cannot_halt_the_pipeline(exactly_onc
         "('4', repeat('t', 300), 'k', 'p', NULL, NULL, 0)",
         "('5', repeat('t', 236), 'k', 'p', NULL, NULL, 0)",
         "('6', repeat('t', 5242880), 'k', 'p', NULL, NULL, 0)",
-        // In each of these rows, some field is larger than the largest record that Kafka accepts.
+        // In each of the following rows, some field is larger than the largest record that Kafka
+        // accepts.
         "('7', GOOD, repeat('k', 5242880), 'p', NULL, NULL, 0)",
         "('8', GOOD, repeat('ü', 20971520), 'p', NULL, NULL, 0)",
         "(repeat('i', 5242880), GOOD, 'k', 'p', NULL, NULL, 0)",
@@ -119,11 +120,12 @@ fn rows_inserted_with_only_insert_privilege_cannot_halt_the_pipeline(exactly_onc
         "('12', GOOD, 'k', 'p', json_build_object(repeat('h', 5242880), 1), NULL, 0)",
         "('13', GOOD, 'k', 'p', (SELECT json_object_agg('header ' || i, i) FROM generate_series(1, 100000) i), NULL, 0)",
         "('14', 'no topic', repeat('k', 5242880), repeat('p', 5242880), json_build_array(repeat('h', 5242880)), NULL, 0)",
-        // Invalid headers.
+        // The headers of the following rows are invalid.
         r#"('15', GOOD, 'k', 'p', '{"\u0000": 1}', NULL, 0)"#,
         r#"('16', GOOD, 'k', 'p', '{"walpost-position": "0/0"}', NULL, 0)"#,
         "('17', GOOD, 'k', 'p', '[1]', NULL, 0)",
-        // Timestamps and partitions that are always invalid, or invalid for this topic.
+        // The timestamps or partitions of the following rows are invalid, either for every topic or
+        // for this one.
         "('18', GOOD, 'k', 'p', NULL, 'infinity', 0)",
         "('19', GOOD, 'k', 'p', NULL, '1900-01-01', 0)",
         "('20', GOOD, 'k', 'p', NULL, '9999-12-31', 0)",

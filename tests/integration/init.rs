@@ -143,7 +143,8 @@ fn init_times_out_if_a_transaction_blocks_slot_creation_and_leaves_no_slot() {
         .expect_code(3)
         .expect_mentions(&["transaction", "Everything except the slot was created"]);
     let slots = "SELECT count(*) FROM pg_replication_slots WHERE plugin = 'pgoutput'";
-    // The server reports the error before it has dropped the unfinished slot.
+    // The server reports that it could not create the slot slightly before it drops the unfinished
+    // slot.
     wait_until("the slot to be dropped", || fixture.db.number(slots) == 0);
     other.run("COMMIT");
     fixture.init().finish().expect_code(0);
@@ -282,7 +283,7 @@ fn init_reports_the_session_that_holds_the_init_lock() {
     let init = fixture.init().start();
     other.run(&format!("SELECT pg_advisory_unlock({KEY})"));
     init.finish().expect_code(0);
-    // A prepared transaction holds the lock without a session.
+    // A prepared transaction has no session, but can hold the advisory lock that `init` acquires.
     let name = &fixture.name;
     other.run(&format!(
         "BEGIN; SELECT pg_advisory_xact_lock({KEY}); PREPARE TRANSACTION '{name}'"

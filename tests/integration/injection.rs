@@ -266,8 +266,8 @@ fn escapes_event_ids_in_all_output() {
     let json: Value = serde_json::from_str(&json.stdout).unwrap();
     assert!(json.to_string().contains("fake line"), "{json}");
 
-    // After this update, the event could be delivered. The statements below move the slot past the
-    // event instead, so that it is missing.
+    // After this update, Walpost could deliver the event. To make sure that the event is never
+    // delivered, the statements below move the slot past it.
     fixture
         .db
         .run(&format!("UPDATE outbox SET aggregatetype = '{aggregate}'"));

@@ -189,8 +189,8 @@ fn every_command_rejects_a_broker_with_an_invalid_certificate() {
         // Each command retries for as long as a transient failure could last, so all commands for
         // one address run concurrently.
         let mut running = Vec::new();
-        // Each `run` acquires the slot before Kafka responds, and would block other commands that
-        // use the same slot.
+        // Each `run` acquires its slot before Kafka responds, and keeps other commands from using
+        // the slot. Therefore, use a separate slot for each `run`.
         let streaming = [&["run"][..]];
         let exactly_once = [&["run", "--exactly-once"][..]];
         let others = [
@@ -507,7 +507,8 @@ fn rejects_librdkafka_files_writable_by_other_users() {
 }
 
 /// With `ProtectSystem=strict`, systemd mounts all file systems read-only for the service, but
-/// other users can still write to the files. Therefore, a read-only mount is not sufficient.
+/// other users can still write to the files. Therefore, a read-only mount alone does not show that
+/// a file can be trusted.
 #[test]
 fn trusts_a_read_only_mount_only_if_an_environment_variable_allows_it() {
     use std::os::unix::fs::PermissionsExt;

@@ -82,7 +82,8 @@ fn adds_trace_context_columns_as_headers_by_default() {
     assert_eq!(records[1].header_names(), names);
     assert_eq!(records[2].header_names(), ["id", "walpost-position"]);
     walpost.terminate().expect_code(0);
-    // If any headers are configured, Walpost sets only the configured headers.
+    // If any headers are configured, they replace the default headers such as `id` and
+    // `traceparent`.
     let walpost = fixture.start_with(&["--header", "about={aggregateid}"]);
     insert(4, &format!("'{TRACE}', 'vendor=1'"));
     let records = fixture.wait_for_records(4);

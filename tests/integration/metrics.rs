@@ -57,7 +57,8 @@ fn counters_match_the_delivered_records(fixture: Fixture<'_>) {
     let latency = metric("walpost_commit_to_delivery_seconds_sum").unwrap();
     assert!(latency > 0.0 && latency < 60.0, "{latency}");
     assert!(metric("walpost_received_bytes_total") > Some(EVENTS as f64));
-    // The values of these metrics come from the database and from librdkafka.
+    // Walpost queries the values of the following metrics from the database or receives them from
+    // librdkafka, so wait until they are up to date.
     wait_until("facts of the slot and of the producer", || {
         metric("walpost_slot_active") == Some(1.0)
             && metric("walpost_server_lsn") >= Some(confirmed)

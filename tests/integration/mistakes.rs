@@ -11,7 +11,7 @@ fn suggests_another_security_protocol_if_the_broker_closes_connections() {
     let fixture = Fixture::new();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = other.local_addr().unwrap().port();
-    // The thread runs until the test program exits.
+    // Nothing stops this thread, so it runs until the test program exits.
     thread::spawn(move || other.incoming().for_each(drop));
     let check = Invocation::new(["check", "--postgres", &fixture.conninfo()]);
     let broker = format!("127.0.0.1:{port}");

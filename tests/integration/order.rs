@@ -158,8 +158,8 @@ fn delivers_a_complete_transaction_with_many_savepoints(fixture: Fixture) {
     assert_eq!(summary.committed, SAVEPOINTS / 2 + 1);
 }
 
-/// Events are confirmed while the long transaction is open, although all of them were inserted
-/// after that transaction's rows.
+/// Events of short transactions are confirmed while a long transaction is open, although the long
+/// transaction wrote its row before all of them.
 fn long_transaction_does_not_delay_other_events(fixture: Fixture) {
     let aggregate = fixture.aggregate(1);
     let long = fixture.server.session(&fixture.name);

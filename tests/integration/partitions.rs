@@ -136,7 +136,8 @@ fn delivers_unsent_rows_of_a_dropped_partition() {
     );
 }
 
-/// In PostgreSQL 14 and 15, a partition can be attached only if its generated columns match.
+/// In PostgreSQL 14 and 15, a partition can be attached to a table only if the generated columns of
+/// both match.
 #[test]
 fn init_creates_partitions_of_a_table_with_a_generated_column() {
     for major in [14, 18] {

@@ -161,7 +161,7 @@ fn init_reports_created_objects_if_slot_creation_fails_and_can_be_rerun() {
     assert_eq!(unprepared.db().number(found), 1);
     other.run("COMMIT");
     init().expect_code(0);
-    // Make another session hold a lock that the transaction needs.
+    // Make another session hold a lock that the transaction of `init` needs.
     other.run("BEGIN; LOCK TABLE outbox");
     unprepared
         .init("postgres")

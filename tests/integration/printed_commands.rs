@@ -15,8 +15,8 @@ use crate::support::walpost::Invocation;
 const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
 
-/// Returns the first command in `text` that starts with these words. The command ends at the end of
-/// the sentence or at the first field of the log line.
+/// Returns the first command in `text` that starts with `words`. The command ends at the end of the
+/// sentence or at the first field of the log line.
 fn find_command<'t>(text: &'t str, words: &str) -> &'t str {
     let from = text
         .find(words)
@@ -96,7 +96,8 @@ fn init_and_replay_commands_logged_for_a_dropped_slot_work_as_printed() {
     let log = drop_slot_of(&fixture);
     let init = find_command(&log, "walpost init --slot");
     let replay = find_command(&log, "walpost replay --dropped-slots");
-    // The command was printed while Kafka was unreachable at this address.
+    // The printed command contains the address at which Walpost tried to reach Kafka without
+    // success. Replace this address with the broker's.
     let replay = replay.replace("127.0.0.1:9", fixture.kafka());
     paste_expecting_success(init, "");
     let walpost = fixture.start();
@@ -181,8 +182,8 @@ fn skip_command_works_as_printed_for_a_pipeline_configured_by_flags() {
 fn checkpoint_adopt_command_printed_by_check_or_run_works() {
     for place in ["check", "run"] {
         let fixture = Fixture::new();
-        // Read from the slot first, so that the first exactly-once run does not create the
-        // checkpoint.
+        // Deliver an event in at-least-once mode first. If nothing had been read from the slot yet,
+        // the first run in exactly-once mode would create the checkpoint itself.
         let aggregate = fixture.aggregate(1);
         let plain =
             Invocation::new(["run", "--config", &write_config_file(&fixture)]).start_streaming();

@@ -64,7 +64,7 @@ fn role_created_by_init_can_run_every_command(outbox: Outbox) {
         .expect_code(0)
         .expect_mentions(&["1 event would never be delivered"]);
     if outbox == Outbox::Table {
-        // The role may also drop the slot and replay the table.
+        // The role also has the privileges to drop the slot and to replay the table.
         fixture.insert(&fixture.aggregate(1), "k");
         let run = walpost_role.commands().invoke("run");
         let run = run.args(["--kafka", "127.0.0.1:9"]).args(budget::DROP_SLOT);

@@ -95,7 +95,7 @@ examples! {
 const MANAGED_PAGE: &str = "docs/managed.md";
 
 /// Returns whether a test runs all blocks in this language on the page as a group, without naming
-/// each example. This applies to `toml` on every page, and to `sql` and `sh` in the runbook.
+/// each example. This applies to `toml` on every page, and to `sql` and `sh` in docs/operations.md.
 fn is_run_as_a_whole(page: &str, language: &str) -> bool {
     language == "toml" || page == "docs/operations.md" && ["sql", "sh"].contains(&language)
 }
@@ -232,8 +232,8 @@ fn documented_configuration_files_match_the_objects_created_by_init() {
     files.push(in_config_map());
     for text in files {
         environment.write("walpost.toml", &text);
-        // Remove the previous file's objects first, because two of the files use the same names for
-        // different kinds of outbox.
+        // First remove the database objects that were created for the previous configuration file,
+        // because two of the files use the same names for different kinds of outbox.
         environment.sh(&REMOVE.one());
         let file: toml::Table = environment.fill_in(&text).parse().unwrap();
         let pipelines = file.get("pipeline").and_then(toml::Value::as_array);
@@ -250,7 +250,8 @@ fn documented_configuration_files_match_the_objects_created_by_init() {
         }
         environment.sh_as_walpost("walpost check --config /etc/walpost/walpost.toml");
     }
-    // The managed servers in these files don't exist in the tests, so check the files offline.
+    // The managed servers that these configuration files name do not exist in tests, so check the
+    // files offline.
     let rented = files_of(true);
     assert!(rented.len() >= 2, "{rented:?}");
     for text in rented {

@@ -320,7 +320,8 @@ fn each_file_in_a_pipeline_directory_defines_a_pipeline() {
     fs::remove_file(parts.join("two.toml")).unwrap();
     process.walpost.wait_for_logs(RELOADED, 3);
     wait_until("the slot to be released", || !two.slot_is_active());
-    // A missing directory is an error. The pipelines that its files define are not removed.
+    // A missing directory is an error, and Walpost does not remove the pipelines that files in the
+    // directory defined.
     fs::rename(&parts, parts.with_extension("away")).unwrap();
     let line = process.walpost.wait_for_logs(NOT_RELOADED, 2);
     assert!(line.contains("pipelines.d"), "{line}");

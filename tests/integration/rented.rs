@@ -27,7 +27,8 @@ fn accepts_membership_in_the_replication_role_only_if_the_server_honors_it() {
         let init = fixture.with_conninfo(&dba).invoke("init");
         init.args(["--role", "walpost"]).finish()
     };
-    // Unlike RDS, this server checks the REPLICATION attribute rather than membership in the role.
+    // Unlike RDS, this server checks whether a role has the REPLICATION attribute, and not whether
+    // the role is a member of `rds_replication`.
     init().expect_code(3).expect_mentions(&[
         "role dba lacks REPLICATION",
         "GRANT rds_replication TO dba",

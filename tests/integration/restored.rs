@@ -60,7 +60,7 @@ impl<'a> Restored<'a> {
         }
     }
 
-    /// Restores the copy.
+    /// Replaces the server's data directory with the copy, and starts the server.
     fn restore_copy(&mut self) {
         self.fixture.server.stop(StopMode::Fast);
         self.fixture.server.restore_data(&self.copy);
@@ -212,9 +212,9 @@ fn confirms_the_position_again_after_a_server_crash_without_new_events() {
     let safe = loop {
         let walpost = fixture.start();
         fixture.db.run("CHECKPOINT");
-        // A checkpoint logs the running transactions. The server then saves the slot to disk when
-        // the next position is confirmed, which is the position of the first event. Positions that
-        // are confirmed later exist only in the server's memory.
+        // A PostgreSQL checkpoint logs the running transactions. When the first event's position is
+        // confirmed after that, the server saves the slot to disk. Positions that are confirmed
+        // later exist only in the server's memory.
         for events in [1, 50] {
             for _ in 0..events {
                 fixture.insert(&aggregate, "k");

@@ -225,8 +225,7 @@ fn runs_the_password_command_for_each_connection() {
     fixture.insert(&password_fixture.aggregate, "before");
     fixture.wait_until_confirmed();
     assert!(calls() >= 2, "a catalog connection, and a walsender");
-    // The program leaks its secret to standard error, in two encodings, and Walpost must not log
-    // it.
+    // The program leaks its secret to standard error, in two encodings. Walpost must log neither.
     prints(&format!(
         "echo '{0}'\necho 'got {0}' >&2\necho '{0}' | base64 >&2\nexit 3\n",
         password(0)
@@ -303,8 +302,8 @@ fn does_not_run_a_password_command_that_other_users_can_replace() {
     // "streaming".
     walpost.wait_for_logs("INFO streaming", 2);
     assert!(!mark.exists(), "the other program was run");
-    // The program must not inherit descriptors. By now, librdkafka has created clients, whose pipes
-    // it opens without `O_CLOEXEC`.
+    // The program must not inherit file descriptors from Walpost. By now, librdkafka has created
+    // clients, whose pipes it opens without `O_CLOEXEC`.
     let inherited = fs::read_to_string(&descriptors).unwrap();
     // The program has four open descriptors: the three standard streams, and the directory that
     // `ls` reads.

@@ -5,8 +5,8 @@
 //! publications, slots, definitions, topics, privileges, or the server itself. Between steps,
 //! Walpost is started, stopped and killed. At the end, the test follows the remedies in Walpost's
 //! messages, as an operator would, until Walpost delivers again. Every committed event must then
-//! have been delivered or reported as possibly missing. In exactly-once mode, no event may have
-//! been delivered twice.
+//! have been delivered or reported as possibly missing. In exactly-once mode, it is an error if an
+//! event has been delivered more than once.
 //!
 //! The environment variable `WALPOST_SHAPES_WITHOUT` lists groups of steps to omit: slot,
 //! publication, definition, topic, access, server.

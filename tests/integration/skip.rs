@@ -292,9 +292,9 @@ fn resumes_a_skip_that_was_killed_before_it_moved_the_slot() {
             skip.output().contains("the rows remain in table")
         });
         // `skip` queries the slot once more before it moves the slot. Block that query by locking
-        // the view with ALTER VIEW. LOCK TABLE would not work, because it would also lock
-        // pg_database, which the view reads and which the server needs for looking up the roles'
-        // privileges.
+        // the view pg_replication_slots with ALTER VIEW. LOCK TABLE would not work, because it
+        // would also lock pg_database, which the view reads and which the server needs for looking
+        // up the roles' privileges.
         let other = server.session(&fixture.name);
         other.run(
             "SET allow_system_table_mods = on; BEGIN;

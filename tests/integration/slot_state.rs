@@ -432,8 +432,8 @@ fn reports_and_replays_undelivered_rows_after_pg_upgrade() {
     }
 }
 
-/// In a blue/green switch, the new server was a logical subscriber of the old one. It has the rows
-/// in Walpost's tables, but neither the slot nor the current values of sequences.
+/// In a blue/green switch, the new server was a logical subscriber of the old one. The new server
+/// has the rows in Walpost's tables, but neither the slot nor the current values of sequences.
 #[test]
 fn reports_and_replays_undelivered_rows_on_a_former_subscriber() {
     let green = Server::with_new_cluster(

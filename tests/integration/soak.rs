@@ -251,8 +251,8 @@ impl RoundTargets<'_> {
                     self.round_log.fault("hangup of the terminal", name);
                     walpost.signal("HUP");
                 }
-                // Skip this fault before the first connection, because a process whose first
-                // connection is rejected halts immediately.
+                // Inject this fault only after the process has connected once, because a process
+                // whose first connection is rejected halts immediately.
                 6 if walpost.logged("streaming") > 0 => {
                     let _is_up = lock(&self.postgres_is_up);
                     self.round_log.fault("role that may not log in", name);

@@ -137,8 +137,8 @@ fn process_exits_when_the_last_pipeline_has_halted() {
 fn process_exits_with_the_halt_code_even_during_tls_handshakes() {
     let key = reaper::folder("key").join("client.key");
     fs::write(&key, "no key").unwrap();
-    // Each pipeline halts because its key is invalid. After that, the pipeline only monitors its
-    // slot, which requires a TLS handshake.
+    // Each pipeline halts because the private key configured for Kafka is invalid. From then on,
+    // the pipeline only monitors its slot, and connects to PostgreSQL over TLS to do so.
     let mut text = format!(
         "[kafka]
         'bootstrap.servers' = 'localhost:9092'

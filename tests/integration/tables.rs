@@ -560,7 +560,8 @@ fn reports_a_table_removed_from_the_publication_until_it_is_added_again() {
 }
 
 /// The table was removed from the publication before Walpost started, but the slot still sends the
-/// row that was committed before. Found by `./dev soak --shapes` with seed 16911906047223.
+/// row that was committed before the removal. Found by `./dev soak --shapes` with seed
+/// 16911906047223.
 fn add_outbox_does_not_send_rows_again_that_the_slot_has_already_sent(exactly_once: bool) {
     const TABLE: &str = "tenant_2.outbox";
     // The records of this pipeline contain no table names.
@@ -636,7 +637,7 @@ fn migration_adds_a_table_with_all_its_rows_or_not_at_all() {
     );
     fixture.db.run(&format!("{migrate} ROLLBACK"));
     fixture.db.run(&format!("{migrate} COMMIT"));
-    // The second call returns null, because the table was already added.
+    // The second call of `walpost.add_outbox` returns null, because the table was already added.
     assert_eq!(fixture.db.value(&add), None);
     assert_eq!(keys(&fixture.wait_for_records(2)), ["before", "after"]);
     for (statement, word) in [

@@ -71,7 +71,7 @@ type Forms = BTreeMap<String, BTreeSet<String>>;
 
 /// Returns persistent state of every kind that a pipeline can write.
 fn persistent_state() -> Vec<(String, Value)> {
-    // Copy older rows in exactly-once mode, once with an interruption.
+    // Copy older rows in exactly-once mode, and interrupt the copy once.
     let (fixture, aggregate) = fixture_with_older_rows(snapshot::TABLE, 20_000, true);
     fixture.kill(start_and_copy_some(&fixture));
     snapshot::settle(&fixture, fixture.start());
@@ -83,7 +83,7 @@ fn persistent_state() -> Vec<(String, Value)> {
     // Detach a partition before its rows are copied.
     persistent_state.extend(journal_rows(&detached_before_first_start()));
 
-    // Skip an event, then drop the slot and replay the events that it had not delivered.
+    // Skip an event, then drop the slot and replay the events that the slot had not delivered.
     let fixture = Fixture::new();
     let aggregate = fixture.aggregate(1);
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");

@@ -10,7 +10,7 @@ use crate::support::wait::{avoid_utc_midnight, wait_until};
 
 const PROBLEMS: &str = "walpost_watchdog_problem";
 
-/// Returns whether `/metrics` reports this kind of problem for the pipeline.
+/// Returns whether `/metrics` reports the given kind of problem for the pipeline.
 fn is_reported(http: &Http, fixture: &Fixture<'_>, kind: &str) -> bool {
     let series = format!(
         "{PROBLEMS}{{pipeline=\"{}\",kind=\"{kind}\"}}",
@@ -19,14 +19,15 @@ fn is_reported(http: &Http, fixture: &Fixture<'_>, kind: &str) -> bool {
     http.metrics()[&series] > 0.0
 }
 
-/// Fills `count` WAL segments of 16 MiB each.
+/// Makes the server switch to a new WAL segment `count` times. Each segment is 16 MiB in size.
 fn write_segments(db: &Session, count: usize) {
     for _ in 0..count {
         db.rows("SELECT pg_logical_emit_message(false, 'another', 'x'), pg_switch_wal()");
     }
 }
 
-/// Opens a transaction that has already written WAL. Also returns the PID of its backend.
+/// Opens a transaction and inserts a row in it, which writes WAL. Also returns the PID of the
+/// transaction's backend.
 fn open_transaction(fixture: &Fixture<'_>, aggregate: &str) -> (Session, String) {
     let session = fixture.server.session(&fixture.name);
     session.run(&format!("BEGIN; {}", fixture.insert_sql(aggregate, "k")));

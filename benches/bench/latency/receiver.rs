@@ -17,7 +17,7 @@ pub(super) struct Receiver {
     consumer: BaseConsumer,
 }
 
-/// The measurements of one run at a steady rate.
+/// The measurements taken while events are written at a steady rate.
 pub(super) struct Samples {
     /// The samples taken after the warm-up.
     pub(super) counted: Vec<Sample>,
@@ -104,7 +104,7 @@ impl Receiver {
 }
 
 /// Measures the latency from a producer to the consumer at the given rate, in milliseconds. No
-/// program can achieve a lower latency, because no database is involved.
+/// program that reads events from a database can achieve a lower latency.
 pub(super) fn floor(bed: &TestBed, topic: &Topic<'_>, per_second: u32, times: Times) -> Vec<f64> {
     let producer: ThreadedProducer<DefaultProducerContext> = bed
         .broker

@@ -43,7 +43,7 @@ pub(crate) fn series_file(series: &str) -> String {
     format!("growth-{series}.svg")
 }
 
-/// Draws the charts of all measured parts and writes them to the directory.
+/// Draws the charts of all measured parts of the benchmark, and writes the charts to `folder`.
 pub(crate) fn draw(results: &Results, folder: &Path) {
     if let Some(part) = &results.drain {
         drain(&part.data.drains).draw(&folder.join("drain.svg"));

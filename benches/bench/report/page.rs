@@ -15,7 +15,7 @@ use crate::results::{Part, Results};
 use crate::tables as bench_tables;
 use crate::tuned;
 
-/// Returns the page.
+/// Returns the contents of docs/benchmarks.md.
 pub(super) fn render(results: &Results) -> String {
     let mut page = Page(String::new());
     page.add(INTRODUCTION);

@@ -1,4 +1,4 @@
-//! Builds the tables that are printed to the terminal and shown on the page.
+//! Builds the tables that are printed to the terminal and included in docs/benchmarks.md.
 
 use super::numbers::{NOTHING, median_only, one_place, rough, spread, two_places, whole};
 use super::summary::{Drains, distinct, find, groups, steady, ways};

@@ -95,7 +95,7 @@ fn document(imported: &Imported) -> toml::Table {
     imported.toml.parse().expect("TOML")
 }
 
-/// Returns the value of a key in the first pipeline.
+/// Returns the value of a key in the first pipeline of the generated walpost.toml.
 fn key(imported: &Imported, name: &str) -> Option<toml::Value> {
     document(imported)["pipeline"][0].get(name).cloned()
 }

@@ -400,7 +400,7 @@ fn skipping_marks_only_the_skipped_transactions_as_processed() {
         let found = checkpoint().skipped(Lsn(to));
         (found.safe_lsn, found.delivered)
     };
-    // The new position is after all events in Kafka.
+    // Skip to an LSN after all events that are in Kafka.
     assert_eq!(
         skipped(0x600),
         (Lsn(0x600), Some(Delivered::Before(Lsn(0x600))))
@@ -409,7 +409,7 @@ fn skipping_marks_only_the_skipped_transactions_as_processed() {
         skipped(0x401),
         (SAFE_LSN, Some(Delivered::Before(Lsn(0x401))))
     );
-    // The checkpoint already covers these positions, so `delivered` does not change.
+    // The events before these LSNs are already in Kafka, so `delivered` does not change.
     for to in [0x350, 0x400] {
         assert_eq!(skipped(to), (SAFE_LSN, Some(Delivered::UpTo(last()))));
     }
@@ -467,7 +467,7 @@ fn limits_the_number_of_recorded_topics_but_keeps_topics_in_use() {
             .keys()
             .all(|topic| checkpoint.partitions.contains_key(topic))
     );
-    // Lowering the limit removes topics, even those in use.
+    // Lowering the size limit removes recorded topics, even topics that are in use.
     checkpoint.record_partitions(used, 4, 100, |_| true);
     assert!(checkpoint.encode().len() < 600);
 }
@@ -488,7 +488,7 @@ fn removes_only_as_many_recorded_topics_as_the_limit_requires() {
     assert_eq!(recorded(&[], 0, false), ["aa", "bb", "cc"]);
     assert_eq!(recorded(&["dd"], bytes(3), false), ["bb", "cc", "dd"]);
     assert_eq!(recorded(&["dd"], bytes(3), true), ["aa", "bb", "cc"]);
-    // Lowering the limit removes recorded topics.
+    // Lowering the size limit removes recorded topics.
     assert_eq!(recorded(&["cc"], bytes(2), false), ["bb", "cc"]);
     assert_eq!(recorded(&["cc"], bytes(1), true), ["aa"]);
 }

@@ -12,8 +12,8 @@ fn watermark() -> Watermark {
     Watermark::new(WINDOW, Lsn(100))
 }
 
-/// Sends a transaction with `records` records. The transaction's commit record is at `commit` and
-/// is 10 bytes long. Returns the tags of the records.
+/// Passes a transaction with `records` records to the watermark. The transaction's commit record is
+/// at `commit` and is 10 bytes long. Returns the tags of the records.
 fn transaction(watermark: &mut Watermark, commit: u64, records: usize) -> Vec<Tag> {
     watermark.begin(Lsn(commit)).expect("a valid begin");
     let tags = (0..records)
@@ -290,8 +290,8 @@ fn rejects_an_invalid_sequence_of_begins_and_commits() {
     watermark.begin(Lsn(210)).expect("commits may be adjacent");
 }
 
-/// After a failover to a standby whose WAL ends at the slot's position, a copy ends exactly where
-/// the stream resumes.
+/// After a failover to a standby whose WAL ends at the slot's confirmed LSN, the copy of existing
+/// rows ends exactly at the LSN where the stream resumes.
 #[test]
 fn confirms_streamed_events_only_after_the_preceding_copy_is_complete() {
     let mut watermark = watermark();

@@ -317,7 +317,7 @@ fn measures_transaction_age_from_first_observation_if_the_start_time_is_hidden()
     fixture.slot().restart = Some(Lsn(0));
     fixture.vitals.oldest_open = transaction(TransactionOwner::Session(1), None);
     fixture.advance(299);
-    // A different transaction.
+    // Replace the oldest open transaction with a different one.
     if let Some(open) = &mut fixture.vitals.oldest_open {
         open.xid = "778".to_owned();
     }

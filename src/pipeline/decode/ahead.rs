@@ -55,8 +55,8 @@ impl Core {
                         topics.add_topic(mapping, &envelope.row(mapping, &mut texts));
                     }
                 }
-                // The rows after this message may have different columns, so they can't be mapped
-                // yet.
+                // Rows that follow a relation message may have different columns, so they can't be
+                // mapped yet.
                 Meaning::Relation(_) => break,
                 _ => {}
             }

@@ -21,8 +21,8 @@ pub struct Delivery {
     /// For exactly-once delivery: identifies events to skip because Kafka already contains them,
     /// and keeps track of the last processed event.
     pub(super) duplicate_filter: Option<DuplicateFilter>,
-    /// Creates dead letters; `None` if they are disabled, so that every undeliverable event is an
-    /// error.
+    /// Creates dead letters; `None` if dead letters are disabled, in which case every undeliverable
+    /// event is an error.
     pub(crate) dead_letters: Option<DeadLetters>,
     /// Whether text values may be invalid UTF-8 and must therefore be checked.
     pub(crate) checks_texts: bool,

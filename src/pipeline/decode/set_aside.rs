@@ -37,7 +37,7 @@ pub(super) struct SetAsideTables {
 /// The range of rows covered by one journal entry.
 struct Range {
     entry: SetAside,
-    /// Commit LSN of the last row in the range that this session skipped.
+    /// Commit LSN of the last row that this session skipped in the range.
     last: AtomicU64,
 }
 
@@ -66,8 +66,8 @@ impl SetAsideTables {
         self.unmapped.clear();
     }
 
-    /// Loads the journal entries before a stream starts. The stream must contain every row whose
-    /// commit LSN is at or above `known_from`.
+    /// Loads the journal entries about set-aside tables before a stream starts. The stream must
+    /// contain every row whose commit LSN is at or above `known_from`.
     pub(super) fn load(&mut self, entries: Vec<SetAside>, cluster: String, known_from: Lsn) {
         self.relations.clear();
         self.entries = entries
@@ -84,8 +84,8 @@ impl SetAsideTables {
         self.relations.len() + self.unmapped.len()
     }
 
-    /// Looks up the entries about a relation that the stream has described. Returns whether there
-    /// are any.
+    /// Looks up the journal entries about a relation that the stream has described. Returns whether
+    /// there are any.
     pub(super) fn add_relation(&mut self, relation: u32, table: &TableName) -> bool {
         self.unmapped.remove(&relation);
         self.relations.remove(&relation);

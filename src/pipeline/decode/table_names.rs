@@ -10,8 +10,9 @@
 //! for each OID; the module of [`AcceptedNames`] describes how a name is accepted. A table that was
 //! added while the pipeline was running is looked up when the stream describes it.
 //!
-//! Names are also loaded if records do not contain them: loading the names of a new table records
-//! that its rows are delivered, which `walpost.add_outbox` must find.
+//! The accepted names are also loaded if the pipeline's records do not contain table names. Loading
+//! the names of a new table also records in `walpost.table_state` that the table's rows are being
+//! delivered, which keeps `walpost.add_outbox` from sending them again.
 //!
 //! If no name is recorded for a table, because Walpost's role can't use `walpost.table_state`, the
 //! name in the catalog is accepted instead. In this case, the names in WAL from before the start of
@@ -27,8 +28,8 @@ use crate::postgres::catalog::table_state::AcceptedNames;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Outbox;
 
-/// Maximum number of tables to keep. When it is exceeded, tables that are not published are
-/// removed.
+/// Maximum number of tables whose names are kept. When this number is exceeded, the names of tables
+/// that are not published are removed.
 const NAMES_MAX: usize = 20_000;
 /// Limit for the memory used by the names of tables that were not published when the pipeline
 /// started.

@@ -125,7 +125,8 @@ mod tests {
             schedule.due(now, ONE_RECORD, true, false),
             Some(now + COMMIT_INTERVAL_MIN)
         );
-        // The delay is measured from the first record; later records do not extend it.
+        // Under high load, the next commit is due a fixed time after the first uncommitted record
+        // was sent; later records do not postpone the commit.
         let later = now + Duration::from_millis(3);
         let due = schedule.due(later, times(ONE_RECORD, 2), true, true);
         assert_eq!(due, Some(now + BUSY_COMMIT_INTERVAL));

@@ -107,7 +107,7 @@ pub(crate) enum StreamError {
         slot: String,
         /// How long the attempts to write positions have been failing.
         lasts: Duration,
-        /// The error from the last attempt.
+        /// The error from the last attempt to write a position.
         reason: String,
     },
     /// The server is shutting down, so the connection is closed to avoid delaying the shutdown.

@@ -25,10 +25,11 @@ pub(super) type Recording =
 
 /// Tracks changes to the journal entries about set-aside tables during a session.
 pub(super) struct TableWatch {
-    /// The entries that the slot monitor read last.
+    /// The journal entries about set-aside tables, as last read by the slot monitor.
     read: watch::Receiver<Vec<SetAside>>,
-    /// Entries that have not been checked for a completed replay yet. After a replay is complete, a
-    /// new journal entry must be written, which closes the entries that the replay covers.
+    /// Journal entries about set-aside tables for which the session has not checked yet whether a
+    /// replay is complete. After a replay is complete, a new journal entry must be written, which
+    /// closes the entries that the replay covers.
     pending: Vec<SetAside>,
     reminder: Outage,
     /// Number of rows skipped since the last log message about them.
@@ -46,7 +47,8 @@ impl TableWatch {
         }
     }
 
-    /// Waits until the slot monitor reads entries that differ from the previous ones. Cancel safe.
+    /// Waits until the slot monitor reads journal entries that differ from the previous ones.
+    /// Cancel safe.
     pub(super) async fn wait_for_change(&mut self) {
         match self.read.changed().await {
             Ok(()) => self.pending.clone_from(&self.read.borrow_and_update()),

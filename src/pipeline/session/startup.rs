@@ -66,7 +66,7 @@ enum OlderRows {
     Nothing,
     /// No rows have to be copied, but a journal entry that states this must be written.
     Settled(Settlement),
-    /// The rows must be copied before the stream starts.
+    /// The older rows must be copied before the stream starts.
     Copy(Box<Snapshot>),
 }
 
@@ -83,8 +83,9 @@ impl<D: Database> Startup<'_, '_, D> {
         Link::open(self.settings, self.database, catalog, self.session_state).await
     }
 
-    /// Starts replication, and returns the link and the slot's position. If older rows are copied
-    /// first, `copy_end` is the position at which the stream must start.
+    /// Starts replication, and returns the connection as a [`Link`] together with the slot's
+    /// position. If older rows are copied first, `copy_end` is the position at which the stream
+    /// must start.
     async fn take_slot(
         &mut self,
         mut link: Link,

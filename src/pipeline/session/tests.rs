@@ -86,8 +86,9 @@ fn detects_a_slot_that_is_ahead_of_the_confirmed_position() {
     );
 }
 
-/// If a higher position were accepted more than once, an instance that was once a standby could
-/// never detect that the slot was moved.
+/// A higher slot position is accepted once, because another Walpost instance may have confirmed it.
+/// If it were accepted more than once, an instance that was once a standby could never detect that
+/// something else moved the slot.
 #[test]
 fn accepts_a_higher_position_only_once_after_another_process_used_the_slot() {
     let (mut session_state, slot) = session_state();

@@ -188,8 +188,8 @@ impl Producer {
                 while !sent.is_empty() {
                     let batch: Vec<_> = sent.drain(..self.batch.min(sent.len())).collect();
                     if is_batch_rejected(&batch, &world.cluster) {
-                        // Keep the maximum, because earlier rows may be resent and rejected again
-                        // after a reconnect.
+                        // Keep the highest position of all rejected batches, because earlier rows
+                        // may be resent and rejected again after a reconnect.
                         let last = batch.iter().map(|queued| queued.record.at).max();
                         world.cluster.refused_until = world.cluster.refused_until.max(last);
                         state.has_failed = true;
@@ -237,7 +237,7 @@ impl Producer {
     }
 
     /// Returns how long to wait before the brokers can make progress: the time that a slow link
-    /// takes for one record, or otherwise a random delay of up to `most` microseconds.
+    /// takes to transfer one record, or otherwise a random delay of up to `most` microseconds.
     fn pace(&self, most: u64) -> Duration {
         let mut world = self.shared.lock();
         match world.cluster.rate {

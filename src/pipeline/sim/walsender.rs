@@ -45,8 +45,8 @@ pub(super) fn connect(shared: &Shared) -> DuplexStream {
 struct Walsender {
     shared: Shared,
     number: u64,
-    /// The server's incarnation when this connection was opened; if it has changed, the connection
-    /// is cut.
+    /// The server's incarnation when this connection was opened. If the incarnation has changed
+    /// since then, the server has terminated the connection.
     incarnation: u64,
     stream: DuplexStream,
     /// Number of bytes to send before the connection is cut.

@@ -391,7 +391,7 @@ impl World {
         };
         let kept = ids(&self.database.log);
         self.lost.extend(ids(&old.log).difference(&kept));
-        // Events that were lost in a failover since the backup exist again.
+        // Events that a failover removed after the backup was made exist again after the restore.
         self.lost.retain(|id| !kept.contains(id));
         for _ in 0..dice.usize(0..30) {
             self.commit();

@@ -18,7 +18,8 @@ pub(crate) enum SnapshotError {
     Mapping(#[from] MappingError),
     #[error(transparent)]
     Core(#[from] CoreError),
-    /// The journal does not exist, so Walpost can't determine whether the rows have been delivered.
+    /// The journal does not exist, so Walpost can't determine whether the older rows have been
+    /// delivered.
     #[error(
         "table {table} has rows, but Walpost can't tell whether the rows that are older than slot {slot:?} have been delivered, \
          because table walpost.journal does not exist. To deliver these rows before the stream, create the journal with walpost \
@@ -29,7 +30,7 @@ pub(crate) enum SnapshotError {
         table: TableName,
         slot: String,
     },
-    /// The role lacks the privilege to read the rows.
+    /// The role lacks the privilege to read the older rows.
     #[error(
         "table {table} has rows that may be older than slot {slot:?}, but the role lacks the privilege to read the table, which is \
          required to deliver these rows before the stream. Grant the privilege: {grant}. If the rows have been delivered, or should \

@@ -272,8 +272,8 @@ mod tests {
             .chain([FULL_READ_BYTES / 10; 12])
             .collect();
         assert_eq!(with_small_buffer(&little), most);
-        // The size of the largest read decays gradually, because the amount of data in a full
-        // buffer depends on the size of the rows.
+        // The recorded size of the largest read decreases gradually, because the amount of data in
+        // a full buffer depends on the size of the rows.
         let smaller: Vec<_> = std::iter::once(FULL_READ_BYTES)
             .chain([FULL_READ_BYTES / 2; 200])
             .collect();

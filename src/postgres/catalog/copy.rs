@@ -83,8 +83,8 @@ pub(crate) struct RowReader {
     lines: Lines,
     /// The most recently read line.
     line: Bytes,
-    /// The index in [`Row`] of each value at the start of a line. These are the values that the
-    /// mapping uses. The values of the key columns follow them in the line.
+    /// For each value that the mapping uses, the index of the value in [`Row`]. These values come
+    /// first in each line, followed by the values of the key columns.
     slots: Vec<usize>,
     width: usize,
     row_bytes_max: usize,

@@ -21,10 +21,10 @@ use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// The key under which an entry's `detail` stores the table's OID, as a string.
+/// The key under which the `detail` of a journal entry stores the table's OID, as a string.
 const RELATION: &str = "relation";
-/// The key under which an entry's `detail` stores the system identifier of the cluster that
-/// assigned the OIDs.
+/// The key under which the `detail` of a journal entry stores the system identifier of the cluster
+/// that assigned the OIDs.
 const SYSTEM_ID: &str = "system_id";
 
 /// The reason recorded in the journal if events of detached partitions may be missing.
@@ -80,7 +80,7 @@ impl CopyScope {
     }
 }
 
-/// Returns the OIDs of the partitions that an entry lists.
+/// Returns the OIDs of the partitions that a journal entry lists.
 fn listed_partitions(entry: &Written) -> impl Iterator<Item = u32> {
     let oids = entry.detail[PARTITIONS].as_array().into_iter().flatten();
     oids.filter_map(|oid| oid.as_str()?.parse().ok())

@@ -30,18 +30,19 @@ use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
-/// The key in a journal entry's `detail` that is set if another table has replaced the table.
+/// The key in a journal entry's `detail` that is set if another table has replaced the table that
+/// the entry is about.
 pub(super) const REPLACED: &str = "replaced";
 
 /// The key in a journal entry's `detail` that is set if only rows of detached partitions are
 /// missing.
 pub(super) const DETACHED_PARTITIONS: &str = "detached_partitions";
 
-/// The key under which an entry's `detail` lists the OIDs of the table's partitions and child
-/// tables, as strings. An entry about detached partitions lists only those partitions.
+/// The key under which the `detail` of a journal entry lists the OIDs of the table's partitions and
+/// child tables, as strings. An entry about detached partitions lists only those partitions.
 pub(super) const PARTITIONS: &str = "partitions";
 
-/// How long to wait for a closed session to release the slot.
+/// How long to wait until the slot is released by a session that has been closed.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum number of attempts to drop the slot.
@@ -108,8 +109,8 @@ impl Catalog {
         pipeline: &str,
         target: &Target,
     ) -> Result<Vec<DroppedSlot>, CatalogError> {
-        // An entry still belongs to the pipeline if either the slot or the pipeline, but not both,
-        // was renamed in the configuration.
+        // A journal entry still belongs to the pipeline if either the slot or the pipeline, but not
+        // both, was renamed in the configuration.
         let owner = match target.outbox.table() {
             Some(table) => format!(
                 "{} OR (j.pipeline = {} AND j.detail ->> 'table'::text = {})",
@@ -163,8 +164,8 @@ impl Catalog {
         let entries = entries.into_iter().map(|entry| {
             let table = entry.detail["table"].as_str().map(str::to_owned);
             let dropped = DroppedSlot::from(entry);
-            // An entry that was written while the pipeline had only one table contains the table's
-            // name, but not the flag `several`.
+            // A journal entry that was written while the pipeline had only one table contains the
+            // table's name, but not the flag `several`.
             let table = dropped.table.clone().or(table.filter(|_| is_several));
             DroppedSlot { table, ..dropped }
         });
@@ -195,8 +196,8 @@ impl Catalog {
         if slot_position.end.bytes_since(slot_position.restart) <= max_bytes {
             return Ok(Outcome::Changed);
         }
-        // The entry must also reach the synchronous standbys before the slot is dropped. Otherwise,
-        // the entry could be lost together with the server.
+        // The journal entry must also reach the synchronous standbys before the slot is dropped.
+        // Otherwise, the entry could be lost together with the server.
         self.client()
             .batch_execute(&synchronous::wait_for_standbys())
             .await?;
@@ -219,8 +220,8 @@ impl Catalog {
         };
         let table = target.outbox.table().map(TableName::to_string);
         if record.is_not_started() {
-            // Record the snapshot as complete. Otherwise, the whole table would be copied when a
-            // new slot is created.
+            // Record in the journal that the snapshot of the table is complete. Otherwise, the
+            // whole table would be copied when a new slot is created.
             let detail = json!({ SnapshotRecord::STATE: SnapshotRecord::DONE, "table": table, "why": "dropped slot" });
             self.write_journal(&entry(Action::Snapshot, None, detail))
                 .await?;

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{AdvisoryLockHolder, Catalog, CatalogError};
 
-/// How often Walpost tries to acquire the lock.
+/// How often `walpost init` tries to acquire the lock.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The keys of the advisory lock. The first key is "walp" in ASCII. Retention locks a table with
@@ -18,8 +18,9 @@ const LOCK_KEY: &str = "x'77616c70'::int, 0";
 const IS_INIT_LOCK: &str = "classid = x'77616c70'::int::oid AND objid = 0 AND objsubid = 2";
 
 impl Catalog {
-    /// Acquires the lock and keeps it until this session ends. Waits at most `limit` for each
-    /// session or prepared transaction that holds the lock.
+    /// Acquires the lock that only one `walpost init` can hold at a time, and keeps the lock until
+    /// this session ends. Waits at most `limit` for each session or prepared transaction that holds
+    /// the lock.
     ///
     /// # Errors
     /// Returns an error if the lock is held for longer than `limit`, or if a query fails.
@@ -51,7 +52,7 @@ impl Catalog {
         }
     }
 
-    /// Releases the lock.
+    /// Releases the lock that [`Catalog::lock_init`] acquires.
     pub(crate) async fn unlock_init(&self) {
         // If the connection is lost, the server releases the lock.
         let sql = format!("SELECT pg_advisory_unlock({LOCK_KEY})");

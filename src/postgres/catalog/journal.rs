@@ -70,7 +70,7 @@ impl FromStr for Action {
     }
 }
 
-/// An entry to be written.
+/// A journal entry to be written.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry<'e> {
     /// The pipeline that the operation affects.
@@ -88,7 +88,7 @@ pub(crate) struct Entry<'e> {
 }
 
 impl Entry<'_> {
-    /// Returns the entry's values as an SQL list.
+    /// Returns the values of the journal entry as an SQL list.
     fn values(&self) -> String {
         let lsn = |lsn: Option<Lsn>| lsn.map_or("NULL::pg_lsn".to_owned(), lsn_literal);
         let mut detail = self.detail.clone();
@@ -116,9 +116,9 @@ impl Entry<'_> {
 /// An entry as read from the journal, with the values that the server added.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Written {
-    /// The entry's ID. Later entries have higher IDs.
+    /// The ID of the journal entry. Later entries have higher IDs.
     pub id: i64,
-    /// When the entry was written, in the server's text format.
+    /// When the journal entry was written, in the server's text format.
     pub at: String,
     /// The kind of operation.
     pub action: Action,
@@ -126,25 +126,26 @@ pub struct Written {
     pub from: Option<Lsn>,
     /// The operation affects events up to this position.
     pub to: Option<Lsn>,
-    /// The role that wrote the entry.
+    /// The role that wrote the journal entry.
     pub by_role: String,
     /// Details as a JSON object.
     pub detail: Value,
 }
 
-/// The version of the entry format, stored in `detail`. An entry without a version has version 1.
+/// The version of the format of journal entries, stored in `detail`. An entry without a version has
+/// version 1.
 const VERSION: u64 = 1;
 
-/// The key under which a replay's `detail` and plan list the dropped-slot entries that the replay
-/// covers.
+/// The key under which the `detail` of a replay entry, and the member `plan` of this `detail`, list
+/// the IDs of the journal entries about dropped slots that the replay covers.
 pub(crate) const DROPPED_SLOTS: &str = "dropped_slots";
 
-/// The key of a flag in a replay's `detail`. The flag is set if nothing was sent because an
-/// operator stated that the events had already been delivered.
+/// The key of a flag in the `detail` of a replay entry. The flag is set if nothing was sent because
+/// an operator stated that the events had already been delivered.
 pub(crate) const ALREADY_DELIVERED: &str = "already_delivered";
 
-/// The key under which a replay's `detail` and plan list the set-aside entries that the replay
-/// covers.
+/// The key under which the `detail` of a replay entry, and the member `plan` of this `detail`, list
+/// the IDs of the journal entries about set-aside tables that the replay covers.
 pub(crate) const SET_ASIDE: &str = "set_aside";
 
 /// The key under which the `detail` of an [`Action::DropSlot`] entry stores the publication's name.
@@ -152,11 +153,11 @@ pub(crate) const SET_ASIDE: &str = "set_aside";
 /// did not contain their table.
 pub(crate) const LEFT_PUBLICATION: &str = "left_publication";
 
-/// The beginning of the statement that writes an entry.
+/// The beginning of the SQL statement that adds journal entries.
 const INSERT: &str =
     "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail)";
 
-/// How the IDs of new entries are assigned.
+/// How the IDs of new journal entries are assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ids {
     /// The identity column's sequence assigns the IDs.
@@ -174,7 +175,7 @@ const ID_ATTEMPTS: usize = 5;
 const COLUMNS: &str = "id, at, action, from_lsn, to_lsn, by_role, detail";
 
 impl Catalog {
-    /// Adds an entry, and returns its ID.
+    /// Adds a journal entry, and returns its ID.
     ///
     /// # Errors
     /// Returns an error if the query fails, the journal does not exist, or `sql/examine.sql`
@@ -185,8 +186,8 @@ impl Catalog {
         id.ok_or_else(|| CatalogError::Unexpected("walpost.journal.id: none".to_owned()))
     }
 
-    /// Adds entries in one transaction, and returns their IDs. All entries must have the same slot
-    /// and action.
+    /// Adds journal entries in one transaction, and returns their IDs. All entries must have the
+    /// same slot and action.
     ///
     /// # Errors
     /// See [`Catalog::write_journal`].
@@ -231,7 +232,7 @@ impl Catalog {
         ids.ok_or_else(|| CatalogError::Unexpected("walpost.journal.id: none".to_owned()))
     }
 
-    /// Returns the entries about a pipeline and its slot, oldest first.
+    /// Returns the journal entries about a pipeline and its slot, oldest first.
     ///
     /// # Errors
     /// Returns an error if the query fails, or if the journal does not exist, is rejected by
@@ -246,7 +247,7 @@ impl Catalog {
         self.entries(target, &condition).await
     }
 
-    /// Returns the entries that satisfy an SQL condition on the alias `j`, oldest first.
+    /// Returns the journal entries that satisfy an SQL condition on the alias `j`, oldest first.
     pub(crate) async fn entries(
         &self,
         target: &Target,

@@ -12,7 +12,7 @@ use crate::model::lsn::Lsn;
 use crate::postgres::sql::text_literal;
 use crate::postgres::target::Target;
 
-/// The contents of the column `halt`.
+/// The contents of the column `halt` of `walpost.slot_state`.
 #[derive(Serialize, Deserialize)]
 struct StoredHalt {
     /// The confirmed position of the slot when the pipeline halted.

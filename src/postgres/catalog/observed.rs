@@ -89,9 +89,11 @@ pub(crate) struct Observed {
     pub has_publish: bool,
     /// Whether the journal exists.
     pub has_journal: bool,
-    /// Whether `walpost.slot_state` exists. Confirmed positions can be recorded only if it does.
+    /// Whether `walpost.slot_state` exists. If it does not exist, Walpost can't record confirmed
+    /// positions.
     pub has_slot_state: bool,
-    /// Whether `walpost.table_state` exists, so that Walpost can record how tables are published.
+    /// Whether `walpost.table_state` exists. If it does not exist, Walpost can't record how tables
+    /// are published.
     pub has_table_state: bool,
     /// The publication, if it exists.
     pub publication: Option<ObservedPublication>,
@@ -127,7 +129,8 @@ pub(crate) struct ObservedTable {
     pub rejects_update: bool,
     /// Whether the table has a primary key.
     pub has_key: bool,
-    /// The table's version, read before the columns so that a later change to them is detected.
+    /// The version of the table. It is read before the columns are, so a later change to the
+    /// columns is detected.
     pub version: TableVersion,
 }
 
@@ -184,7 +187,7 @@ pub(crate) struct ObservedSlot {
     pub active_pid: Option<i32>,
     /// The session that uses the slot, if the role is allowed to see it.
     pub holder: Option<Holder>,
-    /// The last confirmed position.
+    /// The last WAL position that was confirmed for the slot.
     pub confirmed: Lsn,
     /// `wal_status`: `reserved`, `extended`, `unreserved` or `lost`.
     pub wal_status: Option<String>,
@@ -265,9 +268,10 @@ impl Observed {
         Some(Problem::InRecovery { found })
     }
 
-    /// Returns whether a pipeline may use the slot even if Walpost can't determine which pipeline
-    /// the slot belongs to. The pipeline may do so only if nothing can be read from the slot,
-    /// because the slot does not exist in this database or can't be read on this server.
+    /// Returns whether a pipeline is allowed to use the slot even if Walpost can't determine which
+    /// pipeline the slot belongs to. The pipeline is allowed to do so only if nothing can be read
+    /// from the slot, because the slot does not exist in this database or can't be read on this
+    /// server.
     #[must_use]
     pub(crate) fn unknown_owner(&self, target: &Target) -> UnknownOwner {
         let is_here = |slot: &ObservedSlot| slot.database.as_ref() == Some(&self.database);

@@ -13,8 +13,8 @@ use crate::postgres::sql::text_literal;
 use crate::postgres::sql_file::{self, SessionKind};
 use crate::postgres::target::Target;
 
-/// How long to wait for a lock on a table. The limit is low because no position is confirmed until
-/// the statement finishes.
+/// How long to wait for a lock on one of Walpost's tables. The limit is low because Walpost
+/// confirms no positions while it waits.
 const LOCK_TIMEOUT: &str = "2s";
 
 /// The SQLSTATEs of errors about the types of columns: undefined_function (which includes
@@ -39,9 +39,10 @@ pub(super) enum Use {
 }
 
 impl OwnTable {
-    /// Returns the keywords that select this table in `sql/examine.sql`. The keyword `present`
-    /// makes the examination fail if the table is missing. The statement has already been prepared
-    /// at this point, so the table can be missing only if its schema was renamed in the meantime.
+    /// Returns the keywords that select this table in `sql/examine.sql`. With the keyword
+    /// `present`, `sql/examine.sql` fails if the table is missing. The statement has already been
+    /// prepared at this point, so the table can be missing only if its schema was renamed in the
+    /// meantime.
     fn examine_keywords(self) -> &'static str {
         match self {
             Self::Journal => "journal present",
@@ -104,11 +105,11 @@ impl Catalog {
 
     /// Runs a statement on one of Walpost's tables after `sql/examine.sql` has accepted the table.
     /// PREPARE locks the table without running the statement, so the table can't change between the
-    /// examination and the execution. `settings` contains statements to run first, such as SET
-    /// LOCAL. Every string literal in `statement` must have a type (see [`text_literal`]): PREPARE
-    /// parses the statement before the table is examined, and would call the input function of a
-    /// column's type for a literal without a type. Cancel safe, because all statements are sent in
-    /// one message and run in one transaction.
+    /// time when it is examined and the time when the statement runs. `settings` contains
+    /// statements to run first, such as SET LOCAL. Every string literal in `statement` must have a
+    /// type (see [`text_literal`]): PREPARE parses the statement before the table is examined, and
+    /// would call the input function of a column's type for a literal without a type. Cancel safe,
+    /// because all statements are sent in one message and run in one transaction.
     pub(super) async fn run_on_own_table(
         &self,
         table: OwnTable,

@@ -319,7 +319,7 @@ pub(crate) enum Problem {
         init: String,
         /// How to deliver the events that the slot did not deliver.
         resend: String,
-        /// The last confirmed position.
+        /// The last WAL position that was confirmed for the slot.
         confirmed: Lsn,
         /// Why the slot is lost, and how to prevent this in the future.
         reason: String,

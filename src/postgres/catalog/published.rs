@@ -185,8 +185,8 @@ impl Catalog {
             SimpleQueryMessage::Row(row) => Some((row.get(0), row.get(1))),
             _ => None,
         });
-        // The filter may have changed since the publication was examined, so the query that reads
-        // the filter also checks whether it is safe.
+        // The row filter may have changed since the publication was examined, so the query that
+        // reads the filter also checks whether the filter is safe.
         Ok(match row {
             None => RowFilter::None,
             Some((Some(filter), None)) => RowFilter::Condition(filter.to_owned()),

@@ -19,7 +19,7 @@ use crate::postgres::sql::text_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// The states of an entry, stored in its `detail`.
+/// The states of a journal entry about a set-aside table, stored in the entry's `detail`.
 const BEGUN: &str = "begun";
 const RESUMED: &str = "resumed";
 
@@ -34,11 +34,11 @@ pub enum TableNote {
         position: Position,
         reason: String,
     },
-    /// A replay sent the rows that these entries cover. The stream resumes delivering the table at
-    /// `before`.
+    /// A replay sent the rows that the journal entries in `entries` cover. The stream resumes
+    /// delivering the table at `before`.
     Resumed { entries: Vec<SetAside>, before: Lsn },
-    /// A replay sent the rows that these entries cover, but the stream has omitted later rows in
-    /// the meantime.
+    /// A replay sent the rows that the journal entries in `entries` cover, but the stream has
+    /// omitted later rows in the meantime.
     Missed {
         entries: Vec<SetAside>,
         replayed: Replayed,
@@ -70,7 +70,8 @@ impl Catalog {
     }
 
     /// If the table with this name or OID is still set aside, returns the journal entries of this
-    /// slot that record this. Returns no entries if the journal does not exist.
+    /// slot according to which the table was set aside. Returns no entries if the journal does not
+    /// exist.
     ///
     /// # Errors
     /// Same as [`Catalog::set_aside`].
@@ -190,9 +191,9 @@ fn first_position(entries: &[SetAside]) -> Lsn {
     first.unwrap_or_default()
 }
 
-/// Returns the entries that record that a table was set aside, with information from later entries:
-/// the latest replay of the table, and the position from which delivery of the table was resumed or
-/// from which the table was set aside again.
+/// Returns the journal entries that record that a table was set aside, with information from later
+/// entries: the latest replay of the table, and the position from which delivery of the table was
+/// resumed or from which the table was set aside again.
 fn collect_set_aside(written: Vec<Written>) -> Result<Vec<SetAside>, CatalogError> {
     let mut found: Vec<SetAside> = Vec::new();
     for entry in written {

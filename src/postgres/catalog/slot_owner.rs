@@ -20,7 +20,8 @@ pub(crate) enum DefinedBy {
     Row,
 }
 
-/// Whether a pipeline may use a slot if Walpost can't determine which pipeline the slot belongs to.
+/// Whether a pipeline is allowed to use a slot if Walpost can't determine which pipeline the slot
+/// belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnknownOwner {
     Allowed,
@@ -33,9 +34,9 @@ pub(super) enum SlotOwner {
     /// The pipeline that last used the slot, or the pipeline for which `walpost init` created the
     /// slot.
     Pipeline(String),
-    /// The table has no row for the slot.
+    /// `walpost.slot_state` has no row for the slot.
     Unrecorded,
-    /// The table can't be used, for the given reason.
+    /// `walpost.slot_state` can't be used, for the given reason.
     Unknown(String),
 }
 

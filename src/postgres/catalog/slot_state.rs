@@ -26,7 +26,7 @@ use crate::postgres::target::{Outbox, Target};
 
 /// The version of the row format. Rows of other versions are ignored.
 pub(super) const VERSION: i32 = 1;
-/// The condition that selects the rows for slots in this database.
+/// The SQL condition that selects the rows of `walpost.slot_state` for slots in this database.
 pub(super) const IN_THIS_DATABASE: &str =
     "database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())";
 
@@ -120,11 +120,11 @@ pub(crate) fn describe_move(target: &Target, confirmed: Lsn, found: Lsn) -> Stri
 /// The result of looking up a slot in `walpost.slot_state`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FoundState {
-    /// The table can't be used, for the given reason. In this case, Walpost can't detect whether
-    /// something other than Walpost moved the slot.
+    /// `walpost.slot_state` can't be used, for the given reason. In this case, Walpost can't detect
+    /// whether something other than Walpost moved the slot.
     Unusable(String),
-    /// The slot's row for this database in the current cluster and timeline, or `None` if the table
-    /// has no such row.
+    /// The slot's row for this database in the current cluster and timeline, or `None` if
+    /// `walpost.slot_state` has no such row.
     State(Option<SlotState>),
 }
 
@@ -172,8 +172,8 @@ impl Catalog {
         }))
     }
 
-    /// Returns whether the table has a row for the slot, written for this database in the current
-    /// cluster and timeline.
+    /// Returns whether `walpost.slot_state` has a row for the slot that was written for this
+    /// database in the current cluster and timeline.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if `sql/examine.sql` rejects the table.
@@ -203,7 +203,7 @@ impl Catalog {
         Ok(FoundState::State(state))
     }
 
-    /// Returns the rows that have the slot's name and satisfy `condition`.
+    /// Returns the rows of `walpost.slot_state` that have the slot's name and satisfy `condition`.
     async fn slot_state_rows(
         &self,
         identity: &SlotIdentity,
@@ -348,8 +348,9 @@ impl Catalog {
 
     /// Records a slot that was just created. If a slot with the same name existed before, even on a
     /// different timeline or in a different cluster, adds journal entries for the events that the
-    /// earlier slot had not delivered. Events of the outbox table are left out if no run has taken
-    /// place yet and the first run will deliver all rows of that table.
+    /// earlier slot had not delivered. Events of the outbox table are left out if the pipeline has
+    /// not read from any slot of this name yet and its first run will deliver all rows of that
+    /// table.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if `sql/examine.sql` rejects one of Walpost's tables.
@@ -416,8 +417,8 @@ impl Catalog {
         }
     }
 
-    /// Removes from `gap` the rows that the first run will copy. Returns `None` if no other rows
-    /// can be missing.
+    /// Removes from `gap` the rows that the pipeline's first run will copy. Returns `None` if no
+    /// other rows can be missing.
     async fn uncopied_part(
         &self,
         identity: &SlotIdentity,
@@ -550,7 +551,7 @@ impl Catalog {
         if !self.slot_state_rows(identity, "true").await?.is_empty() {
             return Ok(None);
         }
-        // Events that a former slot did not deliver are recorded separately, by `run`.
+        // Events that a former slot did not deliver are recorded separately, by `walpost run`.
         if self.former_slot(identity).await?.is_some() {
             return Ok(None);
         }
@@ -597,7 +598,7 @@ impl Catalog {
         // been restored on a copy of the server that lacks this WAL.
         let is_restored = filter == HistoryFilter::All && before > found;
         if !is_same_cluster || !is_same_database || is_restored {
-            // The row's LSNs can't be compared with this slot's LSNs.
+            // The LSNs in the row can't be compared with the LSNs of the current slot.
             return Ok(Some(Gap {
                 from: None,
                 former: Some(former),
@@ -791,8 +792,8 @@ impl Catalog {
         Ok(tables.chain(others).map(Some).collect())
     }
 
-    /// Returns the publication's tables, separated into those that match the patterns and those
-    /// that do not.
+    /// Returns the publication's tables as two lists: the tables that match the patterns of the
+    /// outbox, and all other tables.
     async fn published_outboxes(
         &self,
         target: &Target,
@@ -832,8 +833,9 @@ impl Catalog {
         let timeline: i64 = row.try_get(1)?;
         Ok(SlotIdentity {
             pipeline: pipeline.to_owned(),
-            // Commands that write the slot's row first check whether they are allowed to do so. The
-            // statement that writes the row therefore does not check the slot's owner again.
+            // Each command that writes the slot's row first checks whether the pipeline is allowed
+            // to use the slot. The statement that writes the row therefore does not check the
+            // slot's owner again.
             defined_by: DefinedBy::Operator,
             target: target.clone(),
             system_id: row.try_get(0)?,

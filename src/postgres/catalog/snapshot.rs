@@ -93,7 +93,7 @@ mod tests {
             (SEGMENT + PAGE + 24, SEGMENT + PAGE),
             (SEGMENT + 40, SEGMENT),
             (SEGMENT + PAGE, SEGMENT + PAGE),
-            // The remainder of a record that started on the previous page.
+            // The last record began on the previous page and ends 16 bytes after the page header.
             (SEGMENT + PAGE + 40, SEGMENT + PAGE + 40),
         ] {
             assert_eq!(end_of_record(Lsn(next), PAGE, SEGMENT), Lsn(end));

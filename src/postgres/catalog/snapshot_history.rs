@@ -45,7 +45,7 @@ pub(crate) enum SnapshotRecord {
     Nothing,
     /// `sql/snapshot.sql`, which `walpost init` runs, found rows that the first run must copy.
     Due {
-        /// The position of the slot when the rows were found.
+        /// The slot's position when `sql/snapshot.sql` found the rows.
         slot_at: Lsn,
         /// The OID of the table.
         relation: u32,
@@ -58,7 +58,7 @@ pub(crate) enum SnapshotRecord {
 }
 
 impl SnapshotRecord {
-    /// The key under which an entry's `detail` stores the state of the snapshot.
+    /// The key under which the `detail` of a journal entry stores the state of the snapshot.
     pub(crate) const STATE: &'static str = "state";
     /// The value of [`Self::STATE`] for [`SnapshotRecord::Due`].
     pub(crate) const DUE: &'static str = "due";
@@ -128,7 +128,8 @@ impl SnapshotRecord {
     }
 }
 
-/// Returns the table's OID from an entry's `detail`, or zero if `detail` does not contain an OID.
+/// Returns the table's OID from the `detail` of a journal entry, or zero if `detail` does not
+/// contain an OID.
 fn relation(detail: &serde_json::Value) -> u32 {
     let relation = detail["relation"].as_str().map(str::parse);
     relation.and_then(Result::ok).unwrap_or_default()
@@ -306,7 +307,7 @@ mod tests {
         assert_eq!(record(&two, "public.a"), SnapshotRecord::Begun(Lsn(7)));
         assert_eq!(record(&two, "public.b"), SnapshotRecord::Done);
         assert_eq!(record(&two, "public.c"), SnapshotRecord::Nothing);
-        // An entry that names no table applies to every table.
+        // A journal entry that names no table applies to every table.
         let one = [
             entry_of(Some("public.a"), begun, 7),
             entry_of(None, done, 7),

@@ -94,7 +94,7 @@ struct TableObservation {
 struct SlotProgress {
     confirmed: Option<Lsn>,
     catalog_xmin: Option<u64>,
-    /// The server's WAL position at the time of the query.
+    /// The server's WAL position when the state of the slot was queried.
     end: Lsn,
 }
 
@@ -238,8 +238,8 @@ impl TableObservation {
         }
     }
 
-    /// Returns a condition that selects the table's record, provided that the record has not
-    /// changed since Walpost read it.
+    /// Returns an SQL condition that selects the table's row in `walpost.table_state`, provided
+    /// that the row has not changed since Walpost read it.
     fn condition(&self, target: &Target, stored: &StoredTable) -> String {
         format!(
             "slot = {} AND table_schema = {} AND table_name = {} AND memberships = '{}'::text AND is_out = {}",
@@ -306,8 +306,8 @@ pub(super) fn text_array<'t>(values: impl Iterator<Item = &'t str>) -> String {
     format!("ARRAY[{}]::text[]", values.join(", "))
 }
 
-/// The choice of unchanged tables whose records are updated. Records of changed tables are updated
-/// in any case.
+/// Determines which unchanged tables have their rows in `walpost.table_state` updated. The rows of
+/// changed tables are updated in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refresh {
     /// All unchanged tables.
@@ -408,9 +408,9 @@ impl Catalog {
         }))
     }
 
-    /// Compares the publication's tables with their records, updates the records, and adds journal
-    /// entries about tables whose events may be missing. If the records can't be used, returns the
-    /// reason.
+    /// Compares the publication's tables with their rows in `walpost.table_state`, updates these
+    /// rows, and adds journal entries about tables whose events may be missing. If
+    /// `walpost.table_state` can't be used, returns the reason.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if Walpost's tables are not writable or are rejected
@@ -642,7 +642,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// Records that these tables were found unchanged.
+    /// Updates the rows in `walpost.table_state` of tables that are still published in the same
+    /// way.
     async fn refresh_tables(
         &self,
         target: &Target,
@@ -754,7 +755,7 @@ impl Catalog {
     }
 }
 
-/// The existing rows to overwrite.
+/// Which existing rows of `walpost.table_state` to overwrite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Overwrite {
     All,

@@ -69,8 +69,8 @@ pub struct Conninfo {
     /// The name or ID of the user that must own the process listening on a Unix-domain socket.
     pub(crate) require_peer: Option<String>,
     pub(crate) tls: Tls,
-    /// The security warnings that have been logged about these connections. Shared between clones,
-    /// so that each kind of warning is logged only once.
+    /// The security warnings that have been logged about connections opened with this connection
+    /// string. Shared between clones, so that each kind of warning is logged only once.
     pub(crate) exposures: Arc<Exposures>,
     /// The limit on logged notices, shared between clones.
     pub(crate) notices: Arc<NoticeLimit>,
@@ -87,14 +87,14 @@ pub struct Conninfo {
 #[derive(Clone, Debug)]
 pub(crate) struct PasswordCommand {
     pub(crate) program: Program,
-    /// The setting that names the program, for messages.
+    /// The name of the setting that specifies the program, for use in messages.
     place: Arc<str>,
 }
 
 /// A file that contains the connection string.
 #[derive(Clone)]
 struct PasswordSource {
-    /// A description of the file, for messages.
+    /// A description of the file, for use in messages.
     place: Arc<str>,
     read: Arc<dyn Fn() -> Result<Conninfo, String> + Send + Sync>,
 }
@@ -424,7 +424,7 @@ impl Conninfo {
     }
 
     /// Uses the output of a program as the password. The program runs for each connection. `place`
-    /// is the setting that names the program, for messages.
+    /// is the name of the setting that specifies the program, for use in messages.
     ///
     /// # Errors
     /// Returns an error if the connection string also contains a password.

@@ -125,7 +125,8 @@ const SUPPORTED_SINCE: u32 = 14;
 const SEARCH_PATH: (&str, &str) = ("search_path", "pg_catalog, pg_temp");
 
 /// How long an SQL client's statement waits for a lock by default. If another session holds the
-/// lock for longer, the statement fails, so that the pipeline does not stall without a log message.
+/// lock for longer, the statement fails. Without this limit, the pipeline would stall without a log
+/// message.
 const LOCK_TIMEOUT: &str = "10s";
 
 const ROLE: (&str, &str) = ("role", "none");

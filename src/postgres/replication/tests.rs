@@ -164,7 +164,7 @@ fn send_rows(mut socket: std::os::unix::net::UnixStream, rows: u32, mut dice: fa
     }
 }
 
-/// How many times data was received in each mode.
+/// How many times data was received while reading ahead and while reading directly.
 #[derive(Clone, Copy, Debug, Default)]
 struct ReadCounts {
     ahead: u32,
@@ -177,7 +177,8 @@ struct ReadCounts {
 fn receives_rows_once_and_in_order_in_every_read_mode() {
     const RUNS_MAX: u32 = 50;
     let mut total = ReadCounts::default();
-    // The modes that a run uses depend on timing, so repeat runs until each mode has been used.
+    // Whether rows are read ahead or directly depends on timing, so repeat the test until both have
+    // happened and an idle reader has been dropped.
     for _ in 0..RUNS_MAX {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
@@ -241,7 +242,8 @@ fn receive_in_order(seed: u64) -> ReadCounts {
                 connection.receive().await.expect("more");
             }
         }
-        // Check that status updates reach the server in both modes.
+        // Check that status updates reach the server both while reading ahead and while reading
+        // directly.
         for reads_ahead in [false, true] {
             if reads_ahead {
                 assert!(connection.read_ahead(1 << 18, Instant::now()));

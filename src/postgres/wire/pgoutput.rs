@@ -71,7 +71,7 @@ pub enum Message<'a> {
     },
     /// `pg_logical_emit_message()` was called.
     Logical {
-        /// Whether the message is part of the transaction, so that it is discarded if the
+        /// Whether the message is part of the transaction, in which case it is discarded if the
         /// transaction is rolled back.
         transactional: bool,
         /// The LSN of the message.

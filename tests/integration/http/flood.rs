@@ -221,7 +221,8 @@ fn health_endpoint_responds_during_a_flood_of_pipelined_requests() {
     expect_health_during_flood(FloodBehavior::Pipelines);
 }
 
-/// A metrics scraper keeps its connection open. A flood from another address must not displace it.
+/// A metrics scraper keeps its connection open. Walpost must not close that connection because of a
+/// flood from another address.
 #[test]
 fn flood_from_one_client_address_does_not_close_connections_from_another() {
     let fixture = Fixture::new();

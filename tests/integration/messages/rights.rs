@@ -127,8 +127,8 @@ fn only_writer_roles_passed_to_init_can_publish() {
 fn check_reports_privileges_on_publish_functions_that_init_did_not_grant() {
     let fixture = message_fixture();
     let (_roles, [shop]) = TestRoles::new(&fixture, ["shop"]);
-    // Imitate a role that has the grant option and grants these privileges before `init` runs
-    // again.
+    // Before `init` runs again, grant every role the privileges to publish events, as a role with
+    // the grant option could.
     fixture.db.run(
         "GRANT USAGE ON SCHEMA walpost TO PUBLIC;
          GRANT EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text),

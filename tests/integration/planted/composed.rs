@@ -60,8 +60,9 @@ impl PlantedFixture {
         command.finish()
     }
 
-    /// Waits until `maintain` waits for a lock on the table a second time. The first wait is for
-    /// the examination at the start of a pass, and ends with a timeout, which is not an error.
+    /// Waits until `maintain` has begun to wait for a lock on the table a second time. `maintain`
+    /// first waits because it examines the table before it does anything else. That wait ends with
+    /// a timeout, which `maintain` does not treat as an error.
     fn wait_until_second_lock_wait(&self, table: &str) {
         let begin = format!(
             "SELECT waitstart::text FROM pg_locks WHERE relation = '{table}'::regclass AND NOT granted"
@@ -244,8 +245,8 @@ fn maintenance_runs_no_planted_code_after_the_time_column_is_renamed(major: u32)
         "BEGIN; ALTER TABLE {NAMESAKE_TABLE} RENAME created_at TO aside"
     ));
     let command = maintain(&[]).start();
-    // `maintain` waits for the lock twice: before it looks for the column, and in the transaction
-    // that reads the rows.
+    // `maintain` waits for the lock on the table twice: before it looks for the column
+    // `created_at`, and in the transaction that reads the rows.
     shop.wait_until_second_lock_wait(NAMESAKE_TABLE);
     holder.run("COMMIT");
     let maintained = command.finish();
@@ -253,8 +254,9 @@ fn maintenance_runs_no_planted_code_after_the_time_column_is_renamed(major: u32)
     maintained.expect_mentions(&["table public.created_at was changed"]);
 }
 
-/// `maintain` reads a batch of rows, waits until the slots have passed them, and deletes them in
-/// another transaction. It holds no lock while it waits.
+/// `maintain` reads a batch of rows, waits until every slot that delivers the table has advanced
+/// past the rows, and deletes the rows in another transaction. While waiting, `maintain` holds no
+/// lock on the table.
 fn maintenance_does_not_fire_a_delete_trigger_created_while_it_waits_for_slots(major: u32) {
     let shop = PlantedFixture::new(Outbox::Table, major);
     let fixture = &shop.fixture;
@@ -270,8 +272,9 @@ fn maintenance_does_not_fire_a_delete_trigger_created_while_it_waits_for_slots(m
         shop.command_as("postgres", &words).args(more)
     };
     shop.maintain_until_due(maintain, "would delete rows");
-    // PostgreSQL's statement log shows when `maintain` has read the batch. Creating a table
-    // generates WAL, so the slot has not passed the batch yet.
+    // Log every statement, so that the server's log shows when `maintain` has read the batch and
+    // waits for the slot. Creating a table generates WAL that the slot has not passed yet, so
+    // `maintain` has to wait.
     fixture.db.run(&format!(
         "ALTER DATABASE {} SET log_statement = 'all'",
         fixture.name

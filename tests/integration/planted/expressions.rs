@@ -370,8 +370,8 @@ fn compares_keys_with_the_operators_of_their_base_type(major: u32) {
     }
 }
 
-/// The planner evaluates the partition keys of all of a partition's ancestors, and these may call
-/// functions of other roles.
+/// The planner evaluates the partition keys of all of a partition's ancestors, and these partition
+/// keys can call functions of other roles.
 fn never_evaluates_partition_keys_of_ancestors_of_the_outbox(major: u32) {
     for layout in [None, Some("--partitioned")] {
         let shop = PlantedFixture::bare(Outbox::Table, major);

@@ -93,7 +93,7 @@ fn rejects_a_function_created_after_the_security_check() {
 }
 
 /// A function of another role that ran earlier in the administrator's session could have prepared
-/// statements under the names that the inspection uses for its own prepared statements.
+/// statements under the names that `examine.sql` uses for its own prepared statements.
 #[test]
 fn security_check_does_not_use_statements_prepared_earlier_in_the_session() {
     let shop = PlantedFixture::bare(Outbox::Table, MAJOR);
@@ -116,7 +116,7 @@ fn security_check_does_not_use_statements_prepared_earlier_in_the_session() {
     fs::write(&file, &text).unwrap();
     let output = try_psql(&shop.fixture, &file);
     shop.expect_psql_refused(&output, "prepared statements");
-    // In Walpost's own connections, the inspection keeps existing prepared statements if their text
+    // In Walpost's own connections, `examine.sql` keeps existing prepared statements if their text
     // matches.
     let examine = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/examine.sql");
     let (before, _) = text.split_once("\\i ").expect("a command");
@@ -155,7 +155,7 @@ fn detects_a_renamed_function_used_as_a_column_default() {
     );
     let init = shop.init().finish().expect_code(3);
     init.expect_mentions(&["function public.shown(), which trigger walpost_no_update on public.outbox calls, belongs to"]);
-    // The role that owns the outbox may also own the trigger function.
+    // Walpost accepts the trigger function if it belongs to the role that owns the outbox.
     db.run(&format!(
         "ALTER TABLE public.outbox OWNER TO {}",
         shop.mallory
@@ -211,8 +211,9 @@ fn rejects_a_schema_created_after_the_security_check() {
     }
 }
 
-/// The first examination does not find a trigger that another transaction has added but not yet
-/// committed. The trigger would fire once that transaction has committed and released its lock.
+/// When teardown.sql examines walpost.slot_state for the first time, it does not find a trigger
+/// that another transaction has added but not yet committed. The trigger would fire once that
+/// transaction has committed and released its lock.
 #[test]
 fn teardown_sql_does_not_fire_a_trigger_created_by_a_concurrent_transaction() {
     for major in [14, 18] {

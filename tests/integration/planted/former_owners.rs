@@ -183,7 +183,7 @@ fn reports_rules_and_statistics_created_by_a_former_owner(major: u32) {
     }
 }
 
-/// `pg_depend` does not record the return type of JSON functions, so the inspection must find it in
+/// `pg_depend` does not record the return type of JSON functions, so Walpost must find the type in
 /// another way.
 fn inspects_types_returned_by_json_functions(major: u32) {
     if major < 17 {

@@ -81,7 +81,8 @@ fn rejects_a_journal_created_earlier_by_another_role(major: u32) {
             "ALTER SCHEMA walpost RENAME TO",
         ]);
         shop.expect_nothing_ran(trap);
-        // Next, let the DBA own the schema, so that only the table belongs to the attacker.
+        // Next, make the DBA the owner of the schema `walpost`, so that only the journal table
+        // belongs to the attacker.
         shop.fixture
             .db
             .run("ALTER SCHEMA walpost OWNER TO postgres");

@@ -180,7 +180,8 @@ fn locks_the_table_against_changes_by_owners_of_its_parent(major: u32) {
     assert!(refused.contains("lock timeout"), "{refused}");
     db.run("COMMIT");
     // After the lock is released, the server may accept or reject the CREATE INDEX statement. If
-    // the statement succeeds, the inspection must detect the index.
+    // the statement succeeds, Walpost must detect the index the next time that it examines the
+    // table.
     if shop.attacker.try_run(change).is_ok() {
         let examined = db.value(examine).expect("a text");
         assert!(examined.contains("plot.note(text)"), "{examined}");
@@ -274,8 +275,8 @@ fn does_not_delete_rows_from_a_self_referencing_table() {
     }
 }
 
-/// ON DELETE CASCADE can continue from one table to the next, so the inspection must follow it even
-/// through tables of trusted roles.
+/// ON DELETE CASCADE can continue from one table to the next, so Walpost must follow such foreign
+/// keys even through tables of trusted roles.
 fn does_not_cascade_deletes_to_tables_with_code_owned_by_other_roles(major: u32) {
     let shop = PlantedFixture::new(Outbox::Table, major);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);
@@ -361,8 +362,8 @@ fn new_table_owner_cannot_run_code_as_the_role_that_transfers_ownership(major: u
         let init = shop.init().args(["--owner", owner, "--writer", mallory]);
         init.finish()
     };
-    // Plant a constraint with this name, so that the table could be mistaken for one that Walpost
-    // created.
+    // Plant a constraint named `walpost_event_size`, like the constraint in tables that Walpost
+    // creates, so that Walpost could mistake the table for one of them.
     shop.attacker.run(
         "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb,
              CONSTRAINT walpost_event_size CHECK (plot.note('check')))",

@@ -208,8 +208,8 @@ fn schema_cannot_be_renamed_while_create_trigger_waits_for_a_lock(major: u32) {
     assert_eq!(db.number(triggers), 1);
 }
 
-/// The inspection locks a table's ancestors with the privileges of a superuser, so it must first
-/// check that the caller is Walpost's role or could lock the ancestors itself.
+/// `walpost.lock_and_examine` locks a table's ancestors with the privileges of a superuser, so the
+/// function must first check that the caller is Walpost's role or could lock the ancestors itself.
 fn privileges_on_a_partition_do_not_allow_locking_its_parent(major: u32) {
     let shop = PlantedFixture::bare(Outbox::Table, major);
     let (fixture, mallory) = (&shop.fixture, &shop.mallory);

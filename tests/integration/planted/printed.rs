@@ -42,7 +42,8 @@ fn save(printed: &str) -> PathBuf {
     file
 }
 
-/// An error ends the script, so that no later statement uses the rejected object.
+/// An error ends the script, so that no later statement uses an object that the script has
+/// rejected.
 #[test]
 fn printed_statements_stop_at_the_first_error() {
     for major in MAJORS {

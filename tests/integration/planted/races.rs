@@ -141,7 +141,7 @@ fn does_not_fire_a_delete_trigger_created_and_dropped_concurrently(major: u32) {
     }
     drop(attack_goes_on);
     let _ = shop.attacker.try_run(attack[1]);
-    // Without the trigger, nothing prevents the deletion.
+    // Once the attacker no longer creates the trigger, `maintain` can delete the rows.
     wait_until("the rows to be deleted", || {
         shop.command_as("postgres", &["maintain", "--retention=1s", "--delete-rows"])
             .finish();
@@ -215,7 +215,8 @@ fn runs_no_planted_code_while_schemas_swap_names(major: u32) {
             let add = format!("SELECT walpost.add_outbox('tenant_m.outbox', '{publication}')");
             let _ = db.try_run(&add);
             shop.expect_nothing_ran("add_outbox");
-            // Remove the table from the publication, so that the next command reads its rows again.
+            // Remove the table from the publication, so that the next command reads the table's
+            // rows again.
             for schema in ["tenant_m", "aside"] {
                 let _ = db.try_run(&format!(
                     "ALTER PUBLICATION {publication} DROP TABLE {schema}.outbox"
@@ -334,8 +335,8 @@ fn add_outbox_does_not_read_a_table_that_takes_the_name_of_the_given_table(major
     assert_eq!(db.number(published), 0);
 }
 
-/// The schema does not exist when Walpost inspects its own objects, but appears before Walpost
-/// calls one of them.
+/// The schema `walpost` does not exist when Walpost inspects the objects in it. The attacker then
+/// renames another schema to `walpost` before Walpost uses one of these objects.
 #[test]
 fn never_uses_a_walpost_schema_created_while_a_command_runs() {
     for major in [14, 17] {
@@ -614,7 +615,8 @@ fn rejects_a_table_that_is_replaced_by_its_parent_during_inspection(major: u32) 
     let examining = thread::spawn(move || {
         examiner.try_run("SELECT walpost.lock_and_examine('app', 'outbox', 'SELECT')")
     });
-    // If the inspection ends early, don't keep the lock: other tests would wait for it.
+    // If `lock_and_examine` returns without waiting, stop waiting too, so that the lock on the
+    // table is released. Other tests would otherwise wait for the lock.
     wait_until("the inspection to wait for the table", || {
         examining.is_finished() || fixture.db.is_true(
             "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'app.outbox'::regclass AND NOT granted)",
@@ -632,9 +634,10 @@ fn rejects_a_table_that_is_replaced_by_its_parent_during_inspection(major: u32) 
     assert!(message.contains("was replaced by another one"), "{message}");
 }
 
-/// The new owner's transaction waits for the table behind the transfer and ahead of the command, so
-/// it changes the table before the command uses it. `CREATE RULE` locks the table before it checks
-/// who owns the table.
+/// While one session transfers the table to a new owner, the new owner's session waits for the lock
+/// on the table, and then the Walpost command does. The new owner therefore obtains the lock first,
+/// and changes the table before the command can use it. The new owner runs `CREATE RULE`, which
+/// locks the table before it checks who owns the table.
 fn rejects_a_table_that_is_handed_over_to_another_role_during_inspection(major: u32) {
     let shop = PlantedFixture::new(Outbox::Table, major);
     let fixture = &shop.fixture;

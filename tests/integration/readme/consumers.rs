@@ -15,7 +15,8 @@ pub(super) struct Consumer<'p> {
     /// The text of the documentation page.
     pub(super) text: String,
     pub(super) file: &'static str,
-    /// Shell commands to run in the file's folder before `command`.
+    /// Shell commands to run before `command`, in the folder that contains the consumer's source
+    /// file.
     pub(super) prepare: String,
     pub(super) command: String,
     /// Runs a statement in the consumer's database and returns its output.

@@ -214,7 +214,7 @@ fn tests_in(text: &str) -> Vec<&str> {
 
 #[test]
 fn guarantees_page_refers_to_every_attack_test() {
-    // Not attacks.
+    // These tests do not perform an attack.
     let exempt = [
         "halts_if_a_topic_from_the_configuration_is_missing",
         "warns_about_a_topic_with_a_very_small_message_limit",

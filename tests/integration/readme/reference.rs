@@ -271,7 +271,7 @@ fn formats(sources: &str, name: &str) -> Vec<String> {
         .collect()
 }
 
-/// Returns the concatenated text of these files and of all files in these folders.
+/// Returns the concatenated text of all given files and of all files in the given folders.
 pub(super) fn sources(paths: &[&str]) -> String {
     let mut sources = String::new();
     for path in paths {

@@ -27,8 +27,8 @@ fn mode(fixture: &Fixture) -> &'static str {
     }
 }
 
-/// Starts a process and waits until it is copying a table. Also returns a function that renders the
-/// process's configuration file with other settings.
+/// Starts a process and waits until it is copying a table. Also returns a function that generates
+/// the text of the process's configuration file with other settings.
 fn process_during_copy<'s>(fixture: &'s Fixture) -> (Process, impl Fn(&str) -> String + 's) {
     let text = |more: &str| head() + &pipeline(fixture, &format!("{}{more}", mode(fixture)));
     let folder = reaper::folder("config");

@@ -63,7 +63,7 @@ impl Shards {
     }
 }
 
-/// Starts a process with these sources and pipelines, and waits until `pipelines` pipelines are
+/// Starts a process with the given sources and pipelines, and waits until `pipelines` pipelines are
 /// streaming.
 fn start(sources: &str, pipelines: usize) -> Process {
     let folder = reaper::folder("config");
@@ -240,9 +240,9 @@ fn starts_other_pipelines_if_the_query_that_defines_some_pipelines_fails() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// While the registry is unavailable, the checkpoint topic of its pipelines must stay reserved.
-/// Otherwise, a role that writes events could forge a checkpoint, and these pipelines would skip
-/// events once the registry is available again.
+/// While a query that defines pipelines fails, the checkpoint topic of these pipelines must stay
+/// reserved. Otherwise, a role that writes events could forge a checkpoint, and the pipelines would
+/// skip events once the query succeeds again.
 #[test]
 fn no_event_reaches_the_checkpoint_topic_of_a_pipeline_whose_defining_query_fails() {
     let in_file = Fixture::new();
@@ -289,7 +289,7 @@ fn adding_a_pipeline_with_its_own_topics_does_not_restart_other_pipelines() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// If most rows of a source are removed, only the changes to that source may be held back.
+/// If most rows of a source are removed, Walpost must hold back only the changes to that source.
 /// Otherwise, anyone who can remove rows of one source could block changes to all sources and
 /// files.
 #[test]
@@ -326,9 +326,9 @@ fn removing_most_rows_returned_by_one_query_does_not_block_changes_to_other_pipe
     process.walpost.terminate().expect_code(0);
 }
 
-/// If two rows define pipelines with the same name, neither row may be accepted. Otherwise, a row
-/// that belongs to another owner and sorts first would take over the pipeline's slot, checkpoint
-/// and transactional ID.
+/// If two rows define pipelines with the same name, Walpost must accept neither row. Otherwise, a
+/// row that belongs to another owner and sorts first would take over the pipeline's slot,
+/// checkpoint and transactional ID.
 #[test]
 fn startup_rejects_query_rows_that_define_pipelines_with_the_same_name() {
     let [of_row, in_file] = [Fixture::new(), Fixture::new()];
@@ -354,8 +354,8 @@ fn startup_rejects_query_rows_that_define_pipelines_with_the_same_name() {
 const FOREIGN_SLOT: &str = "init --take-slot";
 
 /// A row defines a pipeline with the slot of another pipeline, and a different address of the same
-/// server. The row's pipeline must not wait for the slot. It must not use the slot even if the
-/// other pipeline is not running, whatever the reason.
+/// server. The pipeline that the row defines must not wait for the slot, and must never use the
+/// slot, even if the other pipeline is not running.
 #[test]
 fn pipeline_defined_by_a_query_row_does_not_take_over_the_slot_of_another_pipeline() {
     let [of_row, in_file] = [Fixture::bare(), Fixture::new()];
@@ -399,8 +399,7 @@ fn pipeline_defined_by_a_query_row_does_not_take_over_the_slot_of_another_pipeli
     }
     process.walpost.wait_for_logs("streaming", 4);
 
-    // At startup, Walpost can't read the registry that defines the pipeline to which the slot
-    // belongs.
+    // When Walpost starts, the query that defines the pipeline to which the slot belongs fails.
     own.run("ALTER TABLE shards RENAME TO away");
     let Process { folder, walpost } = process;
     walpost.terminate().expect_code(3);
@@ -416,7 +415,8 @@ fn pipeline_defined_by_a_query_row_does_not_take_over_the_slot_of_another_pipeli
     own.run("ALTER TABLE away RENAME TO shards");
     of_row.wait_for_records(1);
 
-    // The row of the slot's pipeline is removed and added again.
+    // The row that defines the pipeline to which the slot belongs is removed, and later added
+    // again.
     own.run("UPDATE shards SET active = false");
     process.walpost.wait_for_log(NOT_RELOADED);
     let accept = process.pipeline_command(&["reload", "--accept"]);
@@ -434,8 +434,8 @@ fn pipeline_defined_by_a_query_row_does_not_take_over_the_slot_of_another_pipeli
     process.walpost.terminate().expect_code(3);
 }
 
-/// If the slot belongs to another pipeline, `init` neither re-creates the slot for a row's pipeline
-/// nor assigns it to that pipeline, unless the operator requests this.
+/// If the slot belongs to another pipeline, `init` neither re-creates the slot for a pipeline that
+/// a row defines nor assigns the slot to that pipeline, unless the operator requests this.
 #[test]
 fn operator_can_reassign_a_slot_to_a_pipeline_defined_by_a_query_row() {
     let fixture = Fixture::new();

@@ -1,4 +1,5 @@
-//! Neither journal entries written by other roles nor SQL conditions may run code as a superuser.
+//! Journal entries written by other roles, and SQL conditions, must not be able to run code as a
+//! superuser.
 
 use super::{journal, walpost_role};
 use crate::support::fixture::Fixture;
@@ -186,7 +187,8 @@ fn rejects_a_replay_condition_that_is_not_a_self_contained_expression() {
         finished.expect_code(2).expect_mentions(&["--where"]);
     }
     assert!(journal(&fixture).is_empty());
-    // The characters in this condition only appear to end the condition.
+    // Every closing parenthesis or bracket in this condition is in a string or a comment, or
+    // matches an opening one, so none of them ends the condition.
     let harmless = "aggregateid <> ')' AND '\n(' <> $x$)]$x$ /* ) */ AND (ARRAY[true])[1] -- )";
     let replay = walpost_role.replay(&["--yes", "--id", &one, "--where", harmless]);
     replay.finish().expect_code(0);
@@ -328,8 +330,8 @@ fn resumes_a_replay_with_a_condition_only_if_the_same_condition_is_passed_again(
     assert_eq!(keys, ["before", "behind"]);
 }
 
-/// Journal entries that another process is replaying must not be replayed a second time. That
-/// process will close them when it finishes.
+/// If another process is replaying the events of a journal entry, they must not be replayed a
+/// second time. The other process closes the journal entry when its replay is complete.
 #[test]
 fn does_not_replay_entries_that_another_process_is_replaying() {
     let fixture = Fixture::new();

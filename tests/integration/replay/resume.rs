@@ -82,7 +82,8 @@ fn replay_resumed_after_a_graceful_stop_repeats_no_row() {
     assert_eq!(records.len(), ROWS, "acknowledged rows are not sent again");
 }
 
-/// While this process waits for the lock, the process that holds it may finish the same replay.
+/// If two processes resume the same replay, one of them waits for the lock on the replay, and the
+/// other may complete the replay in the meantime.
 #[test]
 fn sends_nothing_if_another_process_finishes_the_replay_first() {
     const ROWS: usize = 400;

@@ -235,7 +235,8 @@ fn only_one_process_maintains_a_table_at_a_time() {
     );
     let finished = maintain(&fixture, &["--retention", "1s"]).expect_code(1);
     finished.expect_mentions(&["another Walpost process is maintaining"]);
-    // While another process holds the lock, `run` skips maintenance without logging anything.
+    // While another process holds the maintenance lock, `run` skips maintenance without logging
+    // anything.
     let walpost = fixture.start_with(&["--retention", "1s"]);
     assert_stays("quiet", Duration::from_secs(2), || {
         walpost.logged("maintenance") == 0
@@ -319,8 +320,9 @@ fn names_the_prepared_transaction_that_holds_the_maintenance_lock() {
     fixture.db.drop_role(&role);
 }
 
-/// If two sessions share the lock, Walpost names one of them. Walpost must not fail because the
-/// catalog query returns several rows, or because a session's role has been dropped.
+/// If two sessions hold the maintenance lock in shared mode, Walpost names one of them. Walpost
+/// must not fail because the catalog query returns several rows, or because a session's role has
+/// been dropped.
 #[test]
 fn names_one_holder_of_a_shared_maintenance_lock() {
     let fixture = Fixture::on_servers(Server::shared(MAJOR), Broker::shared());

@@ -222,7 +222,8 @@ fn creates_several_partitions_in_one_transaction() {
     avoid_utc_midnight();
     let fixture = Fixture::bare();
     fixture.init().arg("--partitioned").finish().expect_code(0);
-    // Use a name that one of the last twenty partitions will need.
+    // Create a table whose name is the one that `maintain` will choose for one of the last twenty
+    // partitions.
     fixture.db.run("CREATE TABLE taken (LIKE outbox); DO $$ BEGIN EXECUTE format('ALTER TABLE taken RENAME TO %I',
         'outbox_p' || to_char((now() AT TIME ZONE 'UTC')::date + 60, 'YYYYMMDD')); END $$");
     let finished = maintain(&fixture, &["--partitions-ahead", "67"]).expect_code(3);

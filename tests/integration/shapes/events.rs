@@ -156,7 +156,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Starts or pauses the session that writes in the background, concurrently with the steps.
+    /// Starts or pauses the session that writes events in the background while the steps of the
+    /// random walk are performed.
     pub(super) fn toggle_background(&mut self) {
         let tables: Vec<_> = match self.background.is_writing() {
             true => Vec::new(),
@@ -239,8 +240,8 @@ fn write(shared: &Mutex<WriterState>, aggregate: &str, seed: u64) {
     let mut session: Option<(String, Session)> = None;
     let mut count = 0;
     loop {
-        // Hold the lock for the whole transaction, so that a step that changes the server waits
-        // until the transaction has ended.
+        // Hold the mutex for the whole transaction, so that a step of the random walk that changes
+        // the server waits until the transaction has ended.
         let mut shared = shared.lock().expect("the walk has not panicked");
         if shared.is_over {
             return;

@@ -31,7 +31,7 @@ const HISTORY_PHRASES: [&str; 5] = [
 pub(super) struct Evidence {
     pub(super) line: String,
     pub(super) era: u32,
-    /// The end of WAL when the line was read.
+    /// The end of WAL at the time when the test read this line from Walpost's output.
     pub(super) now: u64,
     from: Option<u64>,
     to: Option<u64>,
@@ -77,7 +77,7 @@ impl Evidence {
         })
     }
 
-    /// Returns whether the line covers the given event.
+    /// Returns whether the given event is one of those that the line reports as possibly missing.
     pub(super) fn names(&self, event: &WrittenEvent) -> bool {
         let is_its_table =
             self.tables.is_empty() || self.tables.iter().any(|name| is_name_of(name, event));

@@ -9,7 +9,7 @@ use super::evidence::Evidence;
 use super::walk::{TABLES, Walk};
 
 impl Walk<'_> {
-    /// Follows the remedy in the last error that the last process logged.
+    /// Follows the remedy in the last error that the most recent `walpost run` process logged.
     pub(super) fn follow_last_remedy(&mut self) -> bool {
         let log = mem::take(&mut self.last_log);
         let error = log.lines().rev().find(|line| line.contains(" ERROR "));
@@ -61,7 +61,8 @@ impl Walk<'_> {
             self.init(&[]);
             return is_dropped;
         }
-        // Rows that were committed in the meantime can be replayed only after the table was added.
+        // Add the table to the publication first. The rows that were committed while the table was
+        // not published can be replayed only after that.
         if line.contains("does not contain table") && line.contains("ADD TABLE") {
             return self.publish_table(line);
         }

@@ -32,7 +32,7 @@ impl Servers {
 pub(super) struct OlderCopy {
     folder: PathBuf,
     ids: HashSet<String>,
-    /// The end of WAL at the time of the copy.
+    /// The end of WAL at the time when the copy was made.
     end: u64,
 }
 

@@ -59,7 +59,7 @@ fn does_not_copy_existing_rows_if_snapshot_is_set_to_never() {
     settle(&fixture, walpost);
     assert_eq!(records.len(), 1);
     assert_eq!(records[0].key(), "newer");
-    // Once rows have been skipped, they are never copied.
+    // A first run with `--snapshot never` skips the older rows, and no later run copies them.
     let walpost = fixture.start();
     fixture.insert(&aggregate, "newer");
     assert_eq!(fixture.wait_for_records(2).len(), 2);

@@ -118,7 +118,8 @@ fn wait_for_slot_creation(fixture: &Fixture) {
     });
 }
 
-/// The only existing slot belongs to another pipeline and does not deliver these tables.
+/// The publication already contains a table, but the only existing slot belongs to another pipeline
+/// and does not deliver that table.
 #[test]
 fn init_rejects_a_publication_that_already_contains_tables() {
     for major in [14, MAJOR, 18] {
@@ -145,7 +146,7 @@ fn init_rejects_a_publication_that_already_contains_tables() {
         fixture.init().finish().expect_code(0);
         drop_slot(&fixture, &other);
         expect_early_row_once(&fixture);
-        // Once the slot is dropped, `init` can create it again.
+        // After the slot is dropped, `init` must be able to create it again.
         fixture.drop_slot();
         fixture.init().finish().expect_code(0);
     }

@@ -146,8 +146,8 @@ fn reports_a_table_missing_from_the_publication_when_a_new_slot_is_created() {
         "ALTER PUBLICATION {former} DROP TABLE public.outbox"
     ));
     expect_gap(&fixture, "public.outbox", "between");
-    // The gap ends at its recorded position, so an event that is committed later belongs to the
-    // next gap.
+    // The first gap ends at the position that was recorded for it, so an event that is committed
+    // later belongs to a second gap.
     insert(&fixture, "public.outbox", &aggregate, "later");
     fixture.db.run(&format!(
         "ALTER PUBLICATION {former} ADD TABLE public.outbox"

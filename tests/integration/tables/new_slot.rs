@@ -99,8 +99,8 @@ fn halts_on_a_manually_created_slot_if_the_previous_slot_was_never_read() {
     ]);
 }
 
-/// Found by a random walk of `./dev soak --shapes`: the table was renamed, and no pattern matched
-/// its new name.
+/// Found by a random walk of `./dev soak --shapes`: the table was renamed, and no pattern in the
+/// `tables` setting matched its new name.
 #[test]
 fn reports_a_renamed_table_whose_undelivered_rows_were_lost_with_the_slot() {
     let fixture = fixture(&TABLES);

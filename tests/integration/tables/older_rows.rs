@@ -1,6 +1,6 @@
 //! A table contains rows when it is added. Because the slot has already passed the transactions
 //! that inserted these rows, the rows are written to WAL again as rows of `walpost.outbox_row`.
-//! These copies are meant for one particular publication.
+//! Each of these copies is delivered only through the publication for which it was written.
 
 use super::{SETTINGS, add, fixture, writer};
 use crate::support::event::Event;

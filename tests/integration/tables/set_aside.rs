@@ -137,8 +137,8 @@ fn undeliverable_row_sets_aside_its_own_table_and_no_others(exactly_once: bool) 
             walpost.log()
         );
     }
-    // No event of a set-aside table may be delivered after the gap, even by a process that has just
-    // started.
+    // Once a table has been set aside, Walpost must not deliver any later event of that table, not
+    // even after a restart.
     fixture
         .db
         .run(&event("tenant_large.outbox", &aggregate, "later"));
@@ -172,7 +172,8 @@ fn undeliverable_row_sets_aside_its_own_table_and_no_others(exactly_once: bool) 
     walpost.terminate().expect_code(0);
 }
 
-/// PostgreSQL sends the definition of a table again after changes that differ between versions.
+/// The changes after which PostgreSQL sends a table's definition again differ between PostgreSQL
+/// versions.
 #[test]
 fn sets_aside_a_renamed_or_altered_table_on_every_server_version() {
     for major in [14, 16, 17, 18] {
@@ -232,7 +233,7 @@ fn sets_aside_a_renamed_or_altered_table_on_every_server_version() {
                 "{major}, {tenant}: {log}"
             );
         }
-        // No row may reach Kafka under the new name of a renamed table.
+        // Walpost must not deliver any row of a renamed table under the table's new name.
         let records = fixture.records();
         let others = records
             .iter()
@@ -249,8 +250,8 @@ fn sets_aside_a_renamed_or_altered_table_on_every_server_version() {
     }
 }
 
-/// If the pipeline started, it would deliver new events of the set-aside table before the events
-/// that were left out.
+/// If the pipeline started, it would deliver new events of the set-aside table before the older
+/// events that have not been delivered yet.
 #[test]
 fn pipeline_does_not_start_if_its_only_table_is_set_aside() {
     const TABLE: &str = "tenant_1.outbox";
@@ -392,8 +393,8 @@ fn loses_no_event_if_killed_while_setting_aside_a_table(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// The table may be delivered from the stream again only if the replay has sent every row that the
-/// stream skipped.
+/// Walpost must not deliver the table from the stream again until a replay has sent every row that
+/// was skipped in the stream.
 fn loses_no_row_committed_while_a_set_aside_table_is_replayed(exactly_once: bool) {
     const TABLE: &str = "tenant_1.outbox";
     let fixture = fixture(&[TABLE], exactly_once);

@@ -95,8 +95,8 @@ fn verify_reports_events_missing_from_the_middle_of_a_transaction() {
         let record = ForgedRecord::new(&aggregate, key, &ids[number]);
         record.at(commit, index).produce(fixture.broker);
     }
-    // The table has no row from this transaction, so `verify` can't tell how many events the
-    // transaction had.
+    // The table contains no row from the transaction of the following record, so `verify` can't
+    // tell how many events the transaction had.
     ForgedRecord::new(&aggregate, "x", "foreign")
         .at(0x15, 3)
         .produce(fixture.broker);

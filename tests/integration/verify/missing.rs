@@ -47,8 +47,8 @@ fn verify_reports_undelivered_rows_as_missing() {
     lost.sort();
     assert_eq!(missing, lost);
 
-    // The text output contains only the requested number of findings, but the file contains all of
-    // them.
+    // Standard output contains only the requested number of findings, but the file named by
+    // `--output` contains all of them.
     let file = reaper::folder("verify").join("findings");
     let finished = fixture
         .verify()

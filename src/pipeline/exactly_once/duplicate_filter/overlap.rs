@@ -93,8 +93,8 @@ impl Overlap {
     }
 
     /// Processes the end of a transaction with `rows` row messages. `end` is the LSN after its
-    /// commit record. Returns whether the overlap has ended, which means that the WAL has been
-    /// verified and no later event needs to be skipped.
+    /// commit record. Returns whether the stream has passed the overlap, which means that the WAL
+    /// has been verified and no later event needs to be skipped.
     ///
     /// # Errors
     /// Returns an error if this is the transaction that was published last, but it has fewer rows
@@ -118,7 +118,7 @@ impl Overlap {
     }
 
     /// Processes a keepalive, which means that the server has no more events to send before `lsn`.
-    /// Returns whether the overlap has ended.
+    /// Returns whether the WAL has been verified and no later event needs to be skipped.
     ///
     /// # Errors
     /// Returns an error if the last published transaction should have arrived before `lsn` but did

@@ -41,8 +41,8 @@ async fn published_tables(
     }
 }
 
-/// The result of the first phase: the database meets the pipeline's requirements, and the slot is
-/// free.
+/// The result of the first startup phase: the database meets the pipeline's requirements, and the
+/// slot is free.
 pub(super) struct Checked<C> {
     catalog: C,
     observed: Observed,
@@ -157,8 +157,8 @@ impl<C: CatalogQueries> Checked<C> {
                 if !start.session_state.copies {
                     early_link = self.take_slot_if_nothing_is_copied(start).await?;
                 }
-                // `take_over` fences the slot's previous owner. After that, this owner can't
-                // produce any more records, so the last checkpoint is final.
+                // `take_over` fences the producer of the slot's previous owner. After that, the
+                // previous owner can't produce any more records, so the last checkpoint is final.
                 let confirmed = start.core.delivery.watermark.confirmed();
                 let found = tokio::select! {
                     found = sink.take_over() => found?,

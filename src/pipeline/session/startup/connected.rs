@@ -14,8 +14,8 @@ use crate::pipeline::snapshot::{self, Known, Snapshot};
 use crate::postgres::catalog::Observed;
 use crate::postgres::catalog::slot_state::SlotIdentity;
 
-/// The result of the second phase: a replication connection and, with exactly-once delivery, the
-/// checkpoint.
+/// The result of the second startup phase: a replication connection and, with exactly-once
+/// delivery, the checkpoint.
 pub(super) struct Connected<C> {
     pub(super) catalog: C,
     pub(super) observed: Observed,
@@ -56,8 +56,8 @@ impl<C: CatalogQueries> Connected<C> {
         };
         start.session_state.copies = matches!(planned, snapshot::Planned::Copy(_));
         if start.session_state.copies && self.link.resume.is_some() {
-            // The slot was acquired on the assumption that there is nothing to copy, but the copy
-            // requires the stream to start at a different position.
+            // The slot was acquired on the assumption that no older rows have to be copied. A copy
+            // is required after all, so the stream must start at a different position.
             return Err(SnapshotError::Outrun.into());
         }
         let older = match planned {

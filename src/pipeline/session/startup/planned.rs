@@ -9,8 +9,8 @@ use crate::pipeline::error::PipelineError;
 use crate::pipeline::session::link::Link;
 use crate::postgres::catalog::slot_state::SlotIdentity;
 
-/// The result of the third phase: what to do about older rows, which determines where the stream
-/// must start.
+/// The result of the third startup phase: what to do about older rows, which determines where the
+/// stream must start.
 pub(super) struct Planned<C> {
     pub(super) catalog: C,
     pub(super) link: Link,
@@ -30,8 +30,8 @@ impl<C: CatalogQueries> Planned<C> {
         let (link, resume) = match self.link.resume {
             Some(resume) => (self.link, resume),
             None => {
-                // Starting at this position makes the server skip transactions that the snapshot
-                // contains.
+                // Starting the stream at the consistent point of the copy's first snapshot makes
+                // the server skip the transactions that this snapshot contains.
                 let copy_end = match &self.older {
                     OlderRows::Copy(snapshot) => Some(snapshot.stream_from()),
                     OlderRows::Nothing | OlderRows::Settled(_) => None,

@@ -29,7 +29,7 @@ use crate::postgres::catalog::slot_state::{SlotIdentity, SlotState};
 /// SQLSTATE insufficient_privilege.
 const INSUFFICIENT_PRIVILEGE: &str = "42501";
 
-/// The result of the fourth phase: the slot is acquired, so other processes can't move it.
+/// The result of the fourth startup phase: the slot is acquired, so other processes can't move it.
 pub(super) struct SlotTaken<C> {
     pub(super) catalog: C,
     pub(super) link: Link,

@@ -14,14 +14,14 @@ pub(crate) struct Gap {
     pub(super) reason: &'static str,
     /// The slot that may not have delivered the events; `None` if there was no earlier slot.
     pub(super) former: Option<FormerSlot>,
-    /// The rows that the first run with the new slot copies, and that are therefore not missing;
-    /// `None` if that run copies no table.
+    /// The rows that are not missing, because the pipeline's first run with the new slot copies
+    /// them; `None` if that run copies no table.
     pub(super) copied: Option<Copied>,
     /// Tables whose existing rows were not copied completely while the former slot was in use.
     pub(super) uncopied: Vec<String>,
 }
 
-/// The rows that are not missing, because the first run copies them.
+/// The rows that are not missing, because the pipeline's first run copies these rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Copied {
     /// Every row of the outbox table.
@@ -66,7 +66,7 @@ impl GapTable {
         })
     }
 
-    /// Describes how an operator can deliver the events.
+    /// Describes how an operator can deliver the events that may be missing.
     pub(super) fn remedy(&self, target: &Target, gap: &Gap) -> String {
         let Some(table) = &self.name else {
             return target.resend();
@@ -121,8 +121,8 @@ impl Gap {
         }
     }
 
-    /// Removes the outbox table from this gap, because the first run will copy the table. Returns
-    /// `None` if no events of other tables can be missing.
+    /// Removes the outbox table from this gap, because the pipeline's first run will copy the
+    /// table. Returns `None` if no events of other tables can be missing.
     pub(super) fn without_copied_table(self) -> Option<Self> {
         // If the former slot was in the same database, no events of other tables can be missing,
         // because Walpost recognizes a renamed table by its OID.
@@ -132,8 +132,8 @@ impl Gap {
         })
     }
 
-    /// Describes which table the first run copies. Used if Walpost finds no other table whose
-    /// events may be missing.
+    /// Describes which table the pipeline's first run copies. Used if Walpost finds no other table
+    /// whose events may be missing.
     pub(super) fn describe_copied(&self, outbox: &TableName) -> String {
         format!(
             "{}: the older rows of {outbox} had not been copied before the database was moved. The first run copies the \

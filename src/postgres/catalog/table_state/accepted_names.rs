@@ -1,4 +1,4 @@
-//! The names under which the rows of a table may be published.
+//! The names under which the rows of a table are allowed to be published.
 //!
 //! The owner of a table can rename it, insert rows, and restore its name, even while Walpost is not
 //! running, so neither the catalog nor the stream shows whether a name is legitimate. Therefore,
@@ -25,7 +25,7 @@ use crate::postgres::target::Target;
 /// re-created. If there are more OIDs, the oldest ones are removed.
 const OIDS_MAX: usize = 100;
 
-/// The names under which the rows of a table may be published.
+/// The names under which the rows of a table are allowed to be published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AcceptedNames {
     /// The table's OID.
@@ -102,7 +102,7 @@ impl Catalog {
         if unusable.is_some() || !table.names.iter().any(is_in_outbox) {
             return Ok(());
         }
-        // If the table is in the publication, this records how it is published.
+        // If the table is in the publication, record how the publication publishes the table.
         self.record_tables(pipeline, target, Refresh::Nothing)
             .await?;
         let oid = table.oid;
@@ -124,7 +124,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// Returns the names under which rows of the tables with these OIDs may be published.
+    /// Returns the names under which rows of the tables with these OIDs are allowed to be
+    /// published.
     ///
     /// # Errors
     /// Returns an error if a query fails. If `walpost.table_state` can't be used, returns each
@@ -165,9 +166,9 @@ impl Catalog {
         Ok(found)
     }
 
-    /// Returns the names that `walpost.table_state` contains for these OIDs. Returns no names if
-    /// Walpost's role can't read the table, or if the table has been tampered with; in both cases,
-    /// [`Catalog::record_tables`] logs a warning.
+    /// Returns the names that `walpost.table_state` contains for the tables with these OIDs.
+    /// Returns no names if Walpost's role can't read `walpost.table_state`, or if it has been
+    /// tampered with; in both cases, [`Catalog::record_tables`] logs a warning.
     pub(in crate::postgres::catalog) async fn recorded_names(
         &self,
         target: &Target,

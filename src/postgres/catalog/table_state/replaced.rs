@@ -170,7 +170,7 @@ impl ReplacedTable {
         }
     }
 
-    /// Describes how an operator can deliver the events.
+    /// Describes how an operator can deliver the events that may be missing.
     fn remedy(&self, target: &Target) -> String {
         let commands = &target.commands;
         let Some(name) = &self.name else {
@@ -246,8 +246,8 @@ impl TableObservation {
 }
 
 impl Catalog {
-    /// Returns the tables that have been replaced since they were recorded and whose rows may be
-    /// missing. Also returns the tables that inherit from replaced tables.
+    /// Returns the tables that have been replaced since they were recorded in `walpost.table_state`
+    /// and whose rows may be missing. Also returns the tables that inherit from replaced tables.
     pub(super) async fn replaced_tables<'l>(
         &self,
         target: &Target,
@@ -297,8 +297,8 @@ impl Catalog {
             .map(|entry| rows(entry.from, entry.since, entry.cluster.as_ref()));
         let relation = observed.stored.as_ref().map_or(0, |stored| stored.relation);
         let mut aside = self.set_aside_of_table(target, &name, relation).await?;
-        // Keep only the entries about the former table. They contain the former name, but a replay
-        // of that name would read the current table.
+        // Keep only the journal entries about the former table. These entries contain the former
+        // name, but a replay of that name would read the current table.
         aside.retain(|entry| entry.table == name && entry.relation == relation);
         let aside = aside.iter().map(|entry| {
             rows(

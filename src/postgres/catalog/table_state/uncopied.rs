@@ -18,7 +18,7 @@ use crate::postgres::target::Target;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UncopiedTable {
     pub(crate) table: TableName,
-    /// The slot's position when the rows were found.
+    /// The slot's position when `sql/snapshot.sql` found the rows.
     pub(crate) slot_at: Lsn,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct DueCopy {
     current: Option<TableName>,
     /// Whether another table now has the recorded name.
     is_name_taken: bool,
-    /// The slot's position when the rows were found.
+    /// The slot's position when `sql/snapshot.sql` found the rows.
     slot_at: Lsn,
 }
 
@@ -49,8 +49,8 @@ impl DueCopy {
 }
 
 impl Catalog {
-    /// Returns the tables for which a copy is due but which no run will copy, because none of them
-    /// is the configured outbox table.
+    /// Returns the tables for which a copy is due but which the pipeline will not copy, because
+    /// none of them is the configured outbox table.
     ///
     /// # Errors
     /// Returns an error if a query fails, or if `sql/examine.sql` rejects one of Walpost's tables.
@@ -131,7 +131,7 @@ impl Catalog {
         Ok(copies)
     }
 
-    /// Looks up the current name of the table.
+    /// Looks up the current name of a table for which a copy is due.
     async fn due_copy(
         &self,
         recorded: TableName,
@@ -212,8 +212,8 @@ impl Catalog {
     }
 
     /// If the outbox has several tables and the existing rows of this table were not copied
-    /// completely, extends `gap` to all rows of the table, because no run of such a pipeline
-    /// completes the copy.
+    /// completely, extends `gap` to all rows of the table, because such a pipeline never completes
+    /// the copy.
     pub(super) async fn widen_if_uncopied(
         &self,
         target: &Target,

@@ -94,9 +94,9 @@ impl ResponseLimit {
         Ok((!self.is_removed).then_some(header))
     }
 
-    /// Moves the bytes that the client may receive to the start of `bytes`, and returns their
-    /// number. The remaining bytes belong to messages that must be removed, or are the beginning of
-    /// a header, which is stored until the rest of the header arrives.
+    /// Moves the bytes that the client is allowed to receive to the start of `bytes`, and returns
+    /// their number. The remaining bytes belong to messages that must be removed, or are the
+    /// beginning of a header, which is stored until the rest of the header arrives.
     ///
     /// Returns an error if a message is rejected. The error contains the number of bytes before
     /// that message, which the client may receive, and the reason for the rejection.

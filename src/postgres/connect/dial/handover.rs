@@ -92,9 +92,9 @@ impl Handover {
         }
     }
 
-    /// Replaces the data that would be read next with an ErrorResponse and the end of the stream,
-    /// so that the pending query fails with this error. A read error would reach only the task that
-    /// polls the connection.
+    /// Makes tokio-postgres read an ErrorResponse and then the end of the stream, so that the
+    /// pending query fails with this error. A read error would reach only the task that polls the
+    /// connection.
     fn refuse(&mut self, reason: &str) {
         // 54000 is program_limit_exceeded. The error is not temporary: a retry would fail in the
         // same way.

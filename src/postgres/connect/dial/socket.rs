@@ -96,8 +96,8 @@ impl Socket {
     }
 }
 
-/// Returns whether a connection between these addresses stays within the host: either the peer has
-/// a loopback address, or both ends have the same address.
+/// Returns whether a connection between the addresses `local` and `peer` stays within the host:
+/// either the peer has a loopback address, or both ends have the same address.
 fn is_within_host(local: IpAddr, peer: IpAddr) -> bool {
     peer.to_canonical().is_loopback() || local == peer
 }

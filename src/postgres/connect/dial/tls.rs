@@ -338,8 +338,8 @@ fn client_certificate(tls: &Tls, builder: &mut SslConnectorBuilder) -> Result<()
         .map_err(|error| file_error("sslkey", key, reasons(&error)))
 }
 
-/// Reads a private key, which other users must not be able to read. As in libpq, a key that root
-/// owns may be readable by its group.
+/// Reads a private key, which other users must not be able to read. As in libpq, the group of a key
+/// that root owns is allowed to read the key.
 fn read_key(path: &Path) -> Result<Vec<u8>, PathError> {
     let file = trusted_path::open(path)?;
     let forbidden = if file.owner() == 0 { 0o037 } else { 0o077 };

@@ -151,8 +151,8 @@ fn reads_up_to_the_memory_limit() {
     let reader = Reader::start(Endless(Arc::clone(&bytes)), AHEAD).expect("a thread");
     reader.read();
     let began = Instant::now();
-    // The limit may not be reached exactly, because the reader doesn't fill the last few bytes of a
-    // chunk.
+    // The number of bytes can stay slightly below the limit, because the reader doesn't fill the
+    // last few bytes of a chunk.
     while bytes.load(Ordering::Relaxed) < AHEAD - AHEAD / READ_BYTES * CHUNK_SPACE_MIN {
         assert!(began.elapsed() < PATIENCE, "{bytes:?} bytes");
         thread::sleep(BUFFER_FILL_DELAY);

@@ -18,7 +18,7 @@ fn overlap_from(delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) -> Over
     Overlap::new(delivered, safe, confirmed).expect("an overlap")
 }
 
-/// Returns an overlap whose last transaction was only partially delivered.
+/// Returns an [`Overlap`] for a checkpoint that was written in the middle of a transaction.
 fn midway() -> Overlap {
     overlap_from(Some(Delivered::UpTo(last_event())), CONFIRMED, CONFIRMED)
 }
@@ -94,7 +94,7 @@ fn detects_that_the_last_transaction_is_missing() {
     let mut at_commit_record = overlap_from(Some(Delivered::UpTo(last_event())), SAFE, Lsn(300));
     let error = at_commit_record.begin(&begin(400)).expect_err("missing");
     assert!(matches!(error, HistoryError::TransactionMissing { .. }));
-    // The server does not resend the transaction if the slot's position is after it.
+    // The server does not resend the last published transaction if the slot's position is after it.
     let mut overlap = overlap_from(Some(Delivered::UpTo(last_event())), SAFE, Lsn(310));
     overlap.begin(&begin(400)).expect("the next");
     assert!(!is_delivered(&mut overlap, 400, 0));
