@@ -169,7 +169,7 @@ fn dry_run_reports_the_steps_and_changes_nothing() {
     let finished = maintain(&fixture, &["--retention", "1s", "--dry-run"]).expect_code(0);
     finished.expect_mentions(&[
         "would create partition",
-        "as closed, because its time range has passed",
+        "that its time range has ended",
         "outbox_old",
     ]);
     assert_eq!(tables(&fixture), before);
