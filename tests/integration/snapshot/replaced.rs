@@ -111,6 +111,8 @@ fn reports_uncopied_rows_of_a_table_dropped_before_its_snapshot() {
     let mut walpost = fixture.run().start();
     walpost
         .wait_for_log("the dropped table public.outbox, whose older rows had not all been copied");
+    // The table is recorded before streaming begins.
+    walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
     let settle = ["--dropped-slots", "--already-delivered", "--yes"];
     fixture.replay(&settle).finish().expect_code(0);
